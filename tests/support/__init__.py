@@ -1,0 +1,1 @@
+"""What several tests need: real processes that always stop, and models for them."""
