@@ -72,8 +72,8 @@ def find() -> TritonInstallation:
 def _build(folder: Path) -> None:
     triton = TritonInstallation(folder)
     venv.create(folder, with_pip=True, symlinks=True)
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--requirement", REQUIREMENTS], check=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
     shipped = triton.packages / "pytriton/tritonserver"
     python_backend = triton.backends / "python"
     shutil.copytree(shipped / "backends/python", python_backend, ignore=shutil.ignore_patterns("__pycache__"))

@@ -66,6 +66,8 @@ def environment(ports: Ports, *, ingress: Ingress, folder: Path, forwarder: Path
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports.replica_grpc + REPLICA_PORTS),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http + REPLICA_PORTS),
+        # No load balancer has to take the replica off its list first; the default keeps it for 30 s.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

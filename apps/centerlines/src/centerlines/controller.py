@@ -1,0 +1,417 @@
+"""Runs the tiles of a job through the actors, and the entry point for it."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from obstore.store import S3Store
+
+from centerlines.actors import (
+    AggregatorActor,
+    AttemptKey,
+    CenterlineWorker,
+    InferenceDispatcherActor,
+    InputQueueActor,
+    PostProcessingActor,
+    RunSettings,
+    TileLoaderActor,
+    one_line,
+)
+from centerlines.display import Display
+from centerlines.errors import CenterlinesError, TileError, UsageError
+from centerlines.jobs import TileJob, TileKey
+from centerlines.progress import Outcome, ProgressTable, Row, Summary, progress_csv
+from centerlines.report import RunRecord, render_report
+from centerlines.storage import TileSource, write_whole
+from centerlines.triton import connect
+
+__all__ = ["ControllerActor", "RunResult", "main"]
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+# Tiles one post-processor works on: it blends one while the lines of the other are drawn.
+TILES_PER_POSTPROCESSOR = 2
+HEALTH_PERIOD_S = 5.0
+# An actor that does not answer for so long is ended, and started again by Ray.
+HEALTH_TIMEOUT_S = 60.0
+RESTART_TIMEOUT_S = 120.0
+PICTURES = 24
+# Enough for a server that is about to be ready; a wrong address should not take longer to be told.
+FIRST_LOOK_S = 10.0
+SHOW_PERIOD_S = 0.5
+WRITE_PERIOD_S = 5.0
+
+
+class _Pool:
+    """Lends actors, each to so many borrowers at once."""
+
+    def __init__(self, actors: Sequence[Any], *, borrowers: int) -> None:
+        self._idle: asyncio.Queue[Any] = asyncio.Queue()
+        for _ in range(borrowers):
+            for actor in actors:
+                self._idle.put_nowait(actor)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Any]:
+        """Lend an idle actor; one that has died comes back when it lives again."""
+        actor = await self._idle.get()
+        try:
+            yield actor
+        except ray.exceptions.RayActorError:
+            await _until_alive(actor)
+            raise
+        finally:
+            self._idle.put_nowait(actor)
+
+
+async def _until_alive(actor: Any) -> None:
+    """Wait for Ray to start an actor again; if it takes too long, the next call to it says so."""
+    deadline = time.monotonic() + RESTART_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            await actor.health.remote()
+        except ray.exceptions.RayActorError:
+            await asyncio.sleep(0.2)
+        else:
+            return
+
+
+@ray.remote
+class ControllerActor:
+    """Starts the other actors, takes every tile through them, and ends when every tile has ended."""
+
+    def __init__(self, settings: RunSettings, jobs: Sequence[TileJob], *, loaders: int, postprocessors: int) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._table = ProgressTable(job.key for job in jobs)
+        self._pictures: dict[TileKey, bytes] = {}
+        self._peak_memory_bytes = 0
+
+        def several(kind: Any, count: int, *arguments: Any) -> list[Any]:
+            return [kind.options(num_cpus=1, max_restarts=-1).remote(*arguments) for _ in range(count)]
+
+        def single(kind: Any, *arguments: Any) -> Any:
+            return kind.options(num_cpus=0, max_restarts=-1).remote(*arguments)
+
+        self._queue = single(InputQueueActor, 2 * settings.batch_size)
+        self._aggregator = single(AggregatorActor)
+        self._dispatcher = single(InferenceDispatcherActor, settings, self._queue, self._aggregator)
+        loader_actors = several(TileLoaderActor, loaders, settings, self._queue)
+        workers = several(CenterlineWorker, postprocessors)
+        finishers = several(PostProcessingActor, postprocessors, settings, workers)
+        self._loaders = _Pool(loader_actors, borrowers=1)
+        self._postprocessors = _Pool(finishers, borrowers=TILES_PER_POSTPROCESSOR)
+        self._actors = [self._queue, self._aggregator, self._dispatcher, *loader_actors, *workers, *finishers]
+        # One more than are drawn or loaded, so that the model always has work.
+        self._tiles_in_flight = loaders + TILES_PER_POSTPROCESSOR * postprocessors + 1
+
+    async def run(self) -> None:
+        """Take every tile to its end."""
+        self._answers_lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        tiles = asyncio.create_task(self._all_tiles())
+        dispatching = asyncio.create_task(self._keep_dispatching())
+        watching = asyncio.create_task(self._watch_health())
+        await asyncio.wait({tiles, dispatching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (tiles, dispatching, watching):
+            task.cancel()
+        await asyncio.wait({tiles, dispatching, watching})
+        if not dispatching.cancelled():
+            # The endpoint is gone, and with it the chance of every tile that is left.
+            for key in self._table.open_keys():
+                self._table.end(key, Outcome("failed", dispatching.result()), now=time.monotonic())
+        elif not tiles.cancelled():
+            tiles.result()
+
+    async def _all_tiles(self) -> None:
+        room = asyncio.Semaphore(self._tiles_in_flight)
+        async with asyncio.TaskGroup() as group:
+            for number, job in enumerate(self._jobs):
+                await room.acquire()
+                task = group.create_task(self._tile(job, with_picture=number < self._settings.pictures))
+                task.add_done_callback(lambda _: room.release())
+
+    async def _tile(self, job: TileJob, *, with_picture: bool) -> None:
+        attempt = 0
+        while True:
+            attempt = self._table.begin(job.key, now=time.monotonic())
+            try:
+                outcome = await self._attempt(job, attempt, with_picture=with_picture)
+                break
+            except TileError as error:
+                outcome = Outcome("failed", one_line(error))
+                break
+            except (CenterlinesError, ray.exceptions.RayError) as error:
+                reason = one_line(error)
+                logger.warning("tile %s, attempt %d: %s", job.tile_id, attempt, reason)
+                if attempt == ATTEMPTS:
+                    outcome = Outcome("failed", f"failed {ATTEMPTS} times, the last time: {reason}")
+                    break
+        self._table.end(job.key, outcome, now=time.monotonic())
+
+    async def _attempt(self, job: TileJob, attempt: int, *, with_picture: bool) -> Outcome:
+        key = AttemptKey(*job.key, attempt)
+        # Taken now: what is lost from here on may have been this tile's.
+        answers_lost = self._answers_lost
+        try:
+            await self._aggregator.expect.remote(key)
+            async with self._loaders.lend() as loader:
+                tile = await loader.load.remote(job, attempt, with_preview=with_picture)
+            self._table.move(job.key, "predicting")
+            collecting = asyncio.ensure_future(self._aggregator.collect.remote(key, tile.chips))
+            await asyncio.wait({collecting, answers_lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                raise CenterlinesError(answers_lost.result())
+            self._table.move(job.key, "drawing")
+            async with self._postprocessors.lend() as postprocessor:
+                outcome: Outcome
+                outcome, picture = await postprocessor.finish.remote(tile, collecting.result())
+        finally:
+            self._aggregator.forget.remote(key)
+        if picture:
+            self._pictures[job.key] = picture
+        return outcome
+
+    async def _keep_dispatching(self) -> str:
+        """Run the dispatcher, again when it dies; return why the endpoint cannot be used any longer."""
+        while True:
+            try:
+                await self._dispatcher.run.remote()
+            except CenterlinesError as error:
+                return one_line(error)
+            except ray.exceptions.RayError as error:
+                lost, self._answers_lost = self._answers_lost, asyncio.get_running_loop().create_future()
+                lost.set_result(f"its chips were lost on their way to the model: {one_line(error)}")
+                # Not at once: an actor that fails at every start must not keep the machine busy.
+                await asyncio.sleep(1)
+                await _until_alive(self._dispatcher)
+
+    async def _watch_health(self) -> None:
+        while True:
+            answers = await asyncio.gather(*map(self._health, self._actors))
+            self._peak_memory_bytes = max(self._peak_memory_bytes, sum(answers))
+            await asyncio.sleep(HEALTH_PERIOD_S)
+
+    async def _health(self, actor: Any) -> int:
+        """Return the memory of an actor; end it if it hangs. What a dead one worked on fails by itself."""
+        try:
+            health = await asyncio.wait_for(actor.health.remote(), HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("%s does not answer, it is started again", actor)
+            ray.kill(actor, no_restart=False)
+        except ray.exceptions.RayActorError:
+            pass
+        else:
+            return int(health.memory_bytes)
+        return 0
+
+    async def summary(self) -> Summary:
+        """Return the progress in a few numbers."""
+        return self._table.summary()
+
+    async def rows(self) -> list[Row]:
+        """Return the progress of every tile."""
+        return self._table.rows()
+
+    async def pictures(self) -> dict[TileKey, bytes]:
+        """Return the pictures for the report."""
+        return self._pictures
+
+    async def peak_memory_bytes(self) -> int:
+        """Return the most that the actors together held for themselves when their health was asked."""
+        return self._peak_memory_bytes
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    rows: tuple[Row, ...]
+    """One a tile, each with an outcome."""
+    output: Path
+    """The folder with the results."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 when no tile failed, else 1."""
+        return int(any(row.state == "failed" for row in self.rows))
+
+
+def main(
+    tile_jobs: Sequence[TileJob],
+    run_id: str,
+    endpoint: str,
+    model_name: str,
+    model_version: str = "",
+    num_tileloaders: int = 1,
+    num_postprocessors: int = 1,
+    storage_mode: Literal["local", "s3"] = "local",
+    store: S3Store | None = None,
+    *,
+    output: str | Path,
+    batch_size: int = 200,
+    threshold: float = 0.5,
+    patience_s: float = 120.0,
+    ray_address: str | None = None,
+    display: Display | None = None,
+) -> RunResult:
+    """Turn tiles into centerlines.
+
+    Args:
+        tile_jobs: what `build_tile_jobs` made.
+        run_id: name of this run in run.json and in the report.
+        endpoint: host:port that speaks Triton's gRPC protocol.
+        model_name: name in the model repository.
+        model_version: version number; empty for the latest.
+        num_tileloaders: how many actors read tiles.
+        num_postprocessors: how many actors blend, and how many draw lines.
+        storage_mode: `local`, tile paths are files; `s3`, they are keys in `store`.
+        store: the bucket of the tiles; see `s3_store`.
+        output: folder for centerlines/, progress.csv, run.json and report.html.
+        batch_size: most chips in one request; the model's own limit counts too.
+        threshold: least foreground probability of a sidewalk.
+        patience_s: how long the endpoint may be unavailable before the run ends.
+        ray_address: address of a Ray cluster; RAY_ADDRESS, or a Ray of its own on this machine, when left out.
+        display: shows the progress; nothing is shown when left out.
+
+    Returns:
+        The outcome of every tile.
+
+    Raises:
+        UsageError: an argument is wrong, the endpoint does not answer, or its model cannot be used.
+    """
+    if (storage_mode == "s3") != (store is not None):
+        raise UsageError(f"storage mode {storage_mode!r}: 's3' needs a store, 'local' takes none")
+    for name, value in (
+        ("batch size", batch_size),
+        ("loaders", num_tileloaders),
+        ("postprocessors", num_postprocessors),
+    ):
+        if value < 1:
+            raise UsageError(f"{name} {value}: must be at least 1")
+    if not 0 < threshold < 1:
+        raise UsageError(f"threshold {threshold:g}: must be between 0 and 1")
+    folder = Path(output).absolute()
+    settings = RunSettings(
+        endpoint=endpoint,
+        model_name=model_name,
+        model_version=model_version,
+        batch_size=batch_size,
+        threshold=threshold,
+        output=str(folder),
+        patience_s=patience_s,
+        pictures=PICTURES,
+        source=TileSource(store),
+    )
+    asyncio.run(_check_model(settings))
+    try:
+        (folder / "centerlines").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"output {folder}: cannot be made a folder: {error.strerror}") from error
+
+    started, started_at = time.monotonic(), datetime.now(UTC)
+    cpus = num_tileloaders + 2 * num_postprocessors
+    with _ray(ray_address, cpus=cpus):
+        start: Any = ControllerActor
+        controller = start.options(num_cpus=0).remote(
+            settings, list(tile_jobs), loaders=num_tileloaders, postprocessors=num_postprocessors
+        )
+        rows, pictures, memory = _follow(controller, tile_jobs, folder, display)
+    result = RunResult(rows=tuple(rows), output=folder)
+    record = RunRecord(
+        run_id=run_id,
+        version=version("centerlines"),
+        started=started_at.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - started,
+        settings={
+            "endpoint": endpoint,
+            "model": model_name,
+            "model_version": model_version or "latest",
+            "batch_size": batch_size,
+            "threshold": threshold,
+            "chip_size": sorted({job.requested_chip_size for job in tile_jobs}),
+            "chip_overlap": sorted({job.requested_chip_overlap for job in tile_jobs}),
+            "loaders": num_tileloaders,
+            "postprocessors": num_postprocessors,
+            "storage_mode": storage_mode,
+        },
+        rows=result.rows,
+        exit_code=result.exit_code,
+        peak_memory_bytes=memory,
+    )
+    write_whole(folder / "progress.csv", progress_csv(rows))
+    write_whole(folder / "run.json", json.dumps(record.to_json(), indent=2).encode() + b"\n")
+    write_whole(folder / "report.html", render_report(record, pictures).encode())
+    return result
+
+
+async def _check_model(settings: RunSettings) -> None:
+    """Find a wrong endpoint or model before anything is started."""
+    async with connect(
+        settings.endpoint,
+        model_name=settings.model_name,
+        model_version=settings.model_version,
+        patience_s=min(settings.patience_s, FIRST_LOOK_S),
+    ):
+        pass
+
+
+@contextmanager
+def _ray(address: str | None, *, cpus: int) -> Iterator[None]:
+    """Be connected to Ray; one that this call started also ends with it."""
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    # Actors are counted by CPUs; on a machine with fewer cores they share them.
+    own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError) as error:
+        raise UsageError(f"--ray-address {address}: no Ray cluster answers there ({one_line(error)})") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _follow(
+    controller: Any, jobs: Sequence[TileJob], folder: Path, display: Display | None
+) -> tuple[list[Row], dict[TileKey, bytes], int]:
+    """Show the progress until the run has ended, and keep progress.csv up to date.
+
+    Returns:
+        The row of every tile, the pictures for the report, and the actors' peak memory.
+    """
+    running = controller.run.remote()
+    rows: list[Row] = [Row(job.key) for job in jobs]
+    written = 0.0
+    ended = False
+    try:
+        while not ended:
+            ended = bool(ray.wait([running], timeout=SHOW_PERIOD_S)[0])
+            if display:
+                display.show(ray.get(controller.summary.remote()))
+            if time.monotonic() - written > WRITE_PERIOD_S:
+                rows = ray.get(controller.rows.remote())
+                write_whole(folder / "progress.csv", progress_csv(rows))
+                written = time.monotonic()
+        ray.get(running)
+        return (
+            ray.get(controller.rows.remote()),
+            ray.get(controller.pictures.remote()),
+            ray.get(controller.peak_memory_bytes.remote()),
+        )
+    except ray.exceptions.RayActorError:
+        died = Outcome("failed", "the controller died; run again")
+        return [row if row.outcome else replace(row, state="failed", outcome=died) for row in rows], {}, 0

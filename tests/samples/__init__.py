@@ -1,0 +1,1 @@
+"""Tests of the sample scenes and of the models that go with them."""
