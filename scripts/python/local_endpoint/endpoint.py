@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-import cpu_triton
 import grpc
 
-from local_endpoint import processes, ray_serve
+from local_endpoint import processes, ray_serve, triton
 
 FORWARDER = Path(__file__).parents[3] / "charts/triton-ray/files"
 START_TIMEOUT_S = 300
@@ -76,22 +75,11 @@ class LocalEndpoint:
 
     def _start(self) -> None:
         self.triton_log, self.ray_log = self.folder / "triton.log", self.folder / "ray-serve.log"
-        installation = cpu_triton.find()
-        self.triton = processes.start(
-            [
-                str(installation.program),
-                *(f"--model-repository={folder}" for folder in self.options.models),
-                f"--backend-directory={installation.backends}",
-                "--http-address=127.0.0.1",
-                f"--http-port={self.ports.triton_http}",
-                "--grpc-address=127.0.0.1",
-                f"--grpc-port={self.ports.triton_grpc}",
-                "--metrics-address=127.0.0.1",
-                f"--metrics-port={self.ports.triton_metrics}",
-                # Several endpoints may run on one machine; the Python backend's shared memory must not meet.
-                f"--backend-config=python,shm-region-prefix-name=triton{self.ports.triton_grpc}_",
-            ],
-            env=installation.environment(),
+        self.triton = triton.start(
+            self.options.models,
+            grpc_port=self.ports.triton_grpc,
+            http_port=self.ports.triton_http,
+            metrics_port=self.ports.triton_metrics,
             log=self.triton_log,
         )
         self.ray = processes.start(

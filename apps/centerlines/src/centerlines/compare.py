@@ -17,7 +17,7 @@ from shapely.geometry.base import BaseGeometry
 
 __all__ = ["LoopCount", "NetworkComparison", "NetworkShape", "compare_networks", "loops_kept", "network_shape"]
 
-_SNAP_M = 0.05  # lines nearer than this touch
+_SNAP_M = 0.05  # ends nearer than this meet
 
 # Above 0.5 a face has at most one match. A found face that lost a side is one with its neighbour, and matches only
 # where the neighbour is less than a quarter of it. A block 10 m across may be drawn half a metre too small all around.
@@ -109,7 +109,8 @@ def network_shape(
     """
     edges = _noded_parts(_inside(shapely.union_all(lines), area))
     ends = np.stack([shapely.get_point(edges, 0), shapely.get_point(edges, -1)], axis=1)
-    nodes = _groups_within(ends.ravel(), _SNAP_M).reshape(-1, 2)
+    # Two ends that meet are at most one step of the grid apart each way.
+    nodes = _groups_within(ends.ravel(), 1.5 * _SNAP_M).reshape(-1, 2)
     # A piece that begins and ends at one node and is as short as the snapping distance is a point, not a loop.
     kept = (nodes[:, 0] != nodes[:, 1]) | (shapely.length(edges) > 2 * _SNAP_M)
     ends, nodes = ends[kept], nodes[kept]

@@ -42,9 +42,11 @@ EXTENSIONS = {
 }
 
 # Metadata that belongs to one connection; gRPC sets it anew towards Triton.
-HOP_METADATA = ("grpc-", "user-agent", "content-type", "te", ":")
+HOP_METADATA = {"content-type", "te", "user-agent"}
+HOP_METADATA_PREFIXES = (":", "grpc-")
 
-LOCAL_ADDRESS = re.compile(r"\b(ipv4|ipv6|unix|dns):")
+# How gRPC's own words about a failed connection name the other side.
+LOCAL_ADDRESS = re.compile(r"\b(ipv4:|ipv6:|unix:|dns:|resolving )")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _fail(context: RayServegRPCContext, code: grpc.StatusCode, details: str) -> 
 
 def _fail_as_triton(context: RayServegRPCContext, error: grpc.aio.AioRpcError) -> NoReturn:
     details = error.details() or ""
-    if LOCAL_ADDRESS.search(details):
+    if error.code() is grpc.StatusCode.UNAVAILABLE and LOCAL_ADDRESS.search(details):
         # Not Triton's words but those of the connection to it, with addresses of the pod in them.
         logger.warning("Triton cannot be reached: %s", details)
         details = "Triton is not reachable, it may be restarting"
@@ -126,7 +128,11 @@ def _fail_as_bug(context: RayServegRPCContext, rpc: Rpc) -> NoReturn:
 
 
 def _client_metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
-    return [(key, value) for key, value in context.invocation_metadata() if not key.startswith(HOP_METADATA)]
+    return [
+        (key, value)
+        for key, value in context.invocation_metadata()
+        if key not in HOP_METADATA and not key.startswith(HOP_METADATA_PREFIXES)
+    ]
 
 
 def _unary(rpc: Rpc) -> Callable[..., Any]:
@@ -135,11 +141,13 @@ def _unary(rpc: Rpc) -> Callable[..., Any]:
             call = self.stubs[rpc.name](request, metadata=_client_metadata(grpc_context))
             response: bytes = await call
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
+            if rpc.name == "ServerMetadata":
+                response = self.hide_refused_extensions(response)
         except grpc.aio.AioRpcError as error:
             _fail_as_triton(grpc_context, error)
         except Exception:  # noqa: BLE001  a bug here must not show its stack trace to the client
             _fail_as_bug(grpc_context, rpc)
-        return _Message(self.hide_refused_extensions(response) if rpc.name == "ServerMetadata" else response)
+        return _Message(response)
 
     return method
 
