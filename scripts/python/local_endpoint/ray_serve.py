@@ -115,6 +115,7 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
 
     import ray
     from ray import serve
+
     from triton_forwarder import build_app
 
     state = State(folder)
@@ -139,7 +140,7 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
     serve.run(build_app({"triton_address": f"127.0.0.1:{ports.triton_grpc}"}), name="triton", route_prefix="/")
     state.set_running()
     stopping.wait()
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 
 

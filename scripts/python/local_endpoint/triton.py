@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import cpu_triton
-
 from local_endpoint import processes
 
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from skimage.morphology import skeletonize
 
 from centerlines.graph import (
     Edge,
@@ -24,6 +23,7 @@ from centerlines.graph import (
     trace,
 )
 from centerlines.smoothing import Paths, centre, resample, simplify, smooth
+from centerlines.thinning import thin
 
 __all__ = ["Line", "LineSettings", "PixelSize", "clean_mask", "extract_lines"]
 
@@ -202,7 +202,7 @@ def _thin(
     if (distance > widest / 2).any():
         continued[_within(distance > widest / 2, widest / 2 + 1.5)] = 0
         distance = cv2.distanceTransform(continued, cv2.DIST_L2, cv2.DIST_MASK_5)
-    skeleton = skeletonize(continued.astype(bool))  # type: ignore[no-untyped-call]  # scikit-image has no types
+    skeleton = thin(continued)
     inner = (slice(pad, -pad), slice(pad, -pad))
     # OpenCV measures to the centre of the nearest background pixel; the edge is half a pixel nearer.
     return continued[inner].copy(), skeleton[inner], distance[inner] - np.float32(0.5)
@@ -211,26 +211,30 @@ def _thin(
 def _continued(mask: NDArray[np.uint8], *, pad: int, longest_run: float) -> NDArray[np.uint8]:
     """The mask with a frame of `pad` pixels in which what crosses the raster's border goes straight on.
 
-    Thinning then reaches the border. A long run of pixels along the border is a line beside it, not across it: that is
-    not continued, because it would draw the line out of the raster.
+    Thinning then reaches the border.
     """
     padded = np.pad(mask, pad)
     inner = slice(pad, -pad)
-    padded[:pad, inner] = _short_runs(mask[0], longest_run)
-    padded[-pad:, inner] = _short_runs(mask[-1], longest_run)
-    padded[inner, :pad] = _short_runs(mask[:, 0], longest_run)[:, None]
-    padded[inner, -pad:] = _short_runs(mask[:, -1], longest_run)[:, None]
+    padded[:pad, inner] = _crossing(mask, longest_run)
+    padded[-pad:, inner] = _crossing(mask[::-1], longest_run)
+    padded[inner, :pad] = _crossing(mask.T, longest_run)[:, None]
+    padded[inner, -pad:] = _crossing(mask.T[::-1], longest_run)[:, None]
     return padded
 
 
-def _short_runs(row: NDArray[np.uint8], longest: float) -> NDArray[np.uint8]:
-    """The row without its runs of more than `longest` ones."""
+def _crossing(mask: NDArray[np.uint8], longest_run: float) -> NDArray[np.uint8]:
+    """The first row without its runs of ones that belong to a line beside the border rather than across it.
+
+    Such a run is long, or longer than four times the mask's depth at its middle. If it were continued, its line would
+    be drawn outside the raster.
+    """
+    row: NDArray[np.uint8] = mask[0].copy()
     changes = np.flatnonzero(np.diff(row, prepend=0, append=0))
-    result = row.copy()
     for start, stop in zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True):
-        if stop - start > longest:
-            result[start:stop] = 0
-    return result
+        length = stop - start
+        if length > longest_run or not mask[: length // 4 + 1, (start + stop) // 2].all():
+            row[start:stop] = 0
+    return row
 
 
 def _within(area: NDArray[np.bool_], distance: float) -> NDArray[np.bool_]:

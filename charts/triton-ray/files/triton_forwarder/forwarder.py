@@ -123,7 +123,8 @@ def _fail_as_triton(context: RayServegRPCContext, error: grpc.aio.AioRpcError) -
 
 
 def _fail_as_bug(context: RayServegRPCContext, rpc: Rpc) -> NoReturn:
-    logger.exception("%s failed in the forwarder, request %s", rpc.name, context.request_id())
+    # Only called while an exception is handled.
+    logger.exception("%s failed in the forwarder, request %s", rpc.name, context.request_id())  # noqa: LOG004
     _fail(context, grpc.StatusCode.INTERNAL, f"{rpc.name} failed in the endpoint; its log has the reason")
 
 
@@ -145,7 +146,7 @@ def _unary(rpc: Rpc) -> Callable[..., Any]:
                 response = self.hide_refused_extensions(response)
         except grpc.aio.AioRpcError as error:
             _fail_as_triton(grpc_context, error)
-        except Exception:  # noqa: BLE001  a bug here must not show its stack trace to the client
+        except Exception:  # A bug here must not show its stack trace to the client.
             _fail_as_bug(grpc_context, rpc)
         return _Message(response)
 
@@ -164,7 +165,7 @@ def _stream(rpc: Rpc) -> Callable[..., Any]:
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
         except grpc.aio.AioRpcError as error:
             _fail_as_triton(grpc_context, error)
-        except Exception:  # noqa: BLE001  as above
+        except Exception:  # As above.
             _fail_as_bug(grpc_context, rpc)
         finally:
             if call is not None:
@@ -217,9 +218,8 @@ class Forwarder:
                     f"{self._settings.startup_timeout_s:g} s: {state}; see Triton's log, or raise startup_timeout_s"
                 )
             if now - told > 10:
-                logger.info(
-                    "Waiting for ServerReady of %s, %.0f s left: %s", self._settings.triton_address, deadline - now, state
-                )
+                address = self._settings.triton_address
+                logger.info("Waiting for ServerReady of %s, %.0f s left: %s", address, deadline - now, state)
                 told = now
             await asyncio.sleep(0.2)
 
@@ -265,9 +265,7 @@ def _length_delimited_fields(message: bytes) -> Iterator[tuple[int, bytes, bytes
 
 def add_servicer_to_server(servicer: Any, server: grpc.aio.Server) -> None:
     """Register the service on Serve's gRPC server, without (de)serializers, so that messages arrive as bytes."""
-    handlers = {
-        rpc.name: getattr(grpc, f"{rpc.kind}_rpc_method_handler")(getattr(servicer, rpc.name)) for rpc in RPCS
-    }
+    handlers = {rpc.name: getattr(grpc, f"{rpc.kind}_rpc_method_handler")(getattr(servicer, rpc.name)) for rpc in RPCS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
