@@ -33,31 +33,41 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Decoupled: answers INPUT times, with INPUT, INPUT - 1 ... 1."""
+    """Decoupled: answers INPUT times, with INPUT, INPUT - 1 ... 1; below 0, the same and then an error."""
 
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            for left in range(int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0]), 0, -1):
+            start = int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0])
+            for left in range(abs(start), 0, -1):
                 output = pb_utils.Tensor("OUTPUT", np.array([left], dtype=np.int32))
                 sender.send(pb_utils.InferenceResponse([output]))
+            if start < 0:
+                error = pb_utils.TritonError("the countdown went below 0")
+                sender.send(pb_utils.InferenceResponse(error=error))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 
-_SLOW = '''
+_PATIENT = '''
 import time
 
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Waits INPUT seconds, then answers with it."""
+    """Waits INPUT seconds, or until its caller has gone, then answers with INPUT."""
 
     def execute(self, requests):
         responses = []
         for request in requests:
             seconds = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
-            time.sleep(float(seconds[0]))
+            end = time.monotonic() + float(seconds[0])
+            print("patient: waits", flush=True)
+            while time.monotonic() < end:
+                if request.is_cancelled():
+                    print("patient: the caller has gone", flush=True)
+                    break
+                time.sleep(0.02)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", seconds)]))
         return responses
 '''
@@ -85,5 +95,5 @@ def write_protocol_models(repository: Path) -> None:
     for dtype in ("FP32", "FP16", "STRING"):
         write_model(repository, f"identity_{dtype.lower()}", _IDENTITY, dtype=dtype, dims="[ -1 ]")
     write_model(repository, "countdown", _COUNTDOWN, dtype="INT32", dims="[ 1 ]", decoupled=True)
-    write_model(repository, "slow", _SLOW, dtype="FP32", dims="[ 1 ]")
+    write_model(repository, "patient", _PATIENT, dtype="FP32", dims="[ 1 ]")
     write_model(repository, "raises", _RAISES, dtype="FP32", dims="[ 1 ]")

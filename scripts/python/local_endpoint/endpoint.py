@@ -34,6 +34,10 @@ class Options:
 
 
 def _choose_ports(options: Options) -> ray_serve.Ports:
+    if options.grpc_port and not processes.is_free(options.grpc_port):
+        raise PartFailedError(
+            f"port {options.grpc_port} is in use by another program; stop that one, or give another --grpc-port (0: any)"
+        )
     replica_ports = processes.free_port_range(2 * ray_serve.REPLICA_PORTS)
     free = {
         name: processes.free_port()
@@ -130,9 +134,11 @@ class LocalEndpoint:
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        for part in ("ray", "triton"):
+        # Ray in the middle of its start does not listen; what it has started by then is stopped below.
+        patience = {"ray": 20 if self.state.is_running() else 0, "triton": 20}
+        for part, seconds in patience.items():
             if hasattr(self, part):
-                processes.stop(getattr(self, part), within_s=20)
+                processes.stop(getattr(self, part), within_s=seconds)
         processes.stop_descendants(within_s=10)
         if not self._keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -77,13 +77,16 @@ def free_port_range(size: int) -> int:
     """Return the first of `size` neighbouring free ports below the ones that the system gives to connections."""
     for _ in range(100):
         first = random.randrange(10_000, 30_000 - size)  # noqa: S311  no secret
-        if all(_is_free(port) for port in range(first, first + size)):
+        if all(is_free(port) for port in range(first, first + size)):
             return first
     raise OSError(f"no {size} neighbouring free ports between 10000 and 30000")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Tell whether a program could listen on the TCP port, on every address."""
     with socket.socket() as probe:
+        # Connections that a stopped server has closed keep its port for a minute, but not from the next server.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))  # noqa: S104  a port taken on any address is taken
         except OSError:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from centerlines.chips import ChipGrid, chips_with_data, cut_chips, fill_invalid, foreground_probability, normalise
-from centerlines.errors import CenterlinesError, EndpointError
+from centerlines.errors import CenterlinesError
 from centerlines.geojson import LineFeature, write_lines
 from centerlines.georeference import Georeference, PixelSize
 from centerlines.jobs import TileJob
@@ -81,6 +81,8 @@ class RunSettings:
     """How many tiles get a picture in the report."""
     source: TileSource
     """Where the tiles are read."""
+    hung_after_s: float = 60.0
+    """An actor that does not answer for so long is ended, and started again by Ray."""
 
 
 class AttemptKey(NamedTuple):
@@ -150,7 +152,8 @@ class _Actor:
 
     async def health(self) -> Health:
         """Tell that the actor lives and what it holds."""
-        return Health(os.getpid(), await asyncio.to_thread(lambda: psutil.Process().memory_full_info().uss))
+        # Not in a thread: the answer must not wait for one while all are at work.
+        return Health(os.getpid(), psutil.Process().memory_full_info().uss)
 
 
 @ray.remote
@@ -163,7 +166,19 @@ class InputQueueActor(_Actor):
         self._capacity = capacity
         self._blocks: list[ChipBlock] = []
         self._chips = 0
+        self._reader = 0
         self._changed = asyncio.Condition()
+
+    async def attach(self, reader: int) -> None:
+        """Drop what is in the buffer, and give what comes from now on to this reader alone.
+
+        Calls of a reader that has died wait on, and would take blocks that nobody then has.
+        """
+        async with self._changed:
+            self._reader = reader
+            self._blocks.clear()
+            self._chips = 0
+            self._changed.notify_all()
 
     async def put(self, block: ChipBlock) -> None:
         """Add a block, as soon as there is room for it."""
@@ -174,10 +189,15 @@ class InputQueueActor(_Actor):
             self._chips += size
             self._changed.notify_all()
 
-    async def get(self, at_most: int) -> list[ChipBlock]:
-        """Take blocks of one chip size and of `at_most` chips together, as soon as there is one."""
+    async def get(self, reader: int, at_most: int) -> list[ChipBlock]:
+        """Take blocks of one chip size and of `at_most` chips together, as soon as there is one.
+
+        Returns none when another reader is attached.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._blocks))
+            await self._changed.wait_for(lambda: self._blocks or self._reader != reader)
+            if self._reader != reader:
+                return []
             taken = [self._blocks.pop(0)]
             chips = len(taken[0].indices)
             while (
@@ -254,8 +274,8 @@ class InferenceDispatcherActor(_Actor):
         self._queue = queue
         self._aggregator = aggregator
 
-    async def run(self) -> None:
-        """Work until the actor ends.
+    async def run(self, reader: int) -> None:
+        """Work as this reader of the queue, until another one is attached to it.
 
         Raises:
             UsageError: the model cannot be used.
@@ -268,38 +288,44 @@ class InferenceDispatcherActor(_Actor):
             model_version=settings.model_version,
             patience_s=settings.patience_s,
         ) as client:
-            batch_size = min(settings.batch_size, client.model.max_batch_size)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(REQUESTS_IN_FLIGHT):
-                        group.create_task(self._work(client, batch_size))
+                        group.create_task(self._work(client, reader))
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
-    async def _work(self, client: ModelClient, batch_size: int) -> None:
-        while True:
-            blocks = await self._queue.get.remote(batch_size)
+    async def _work(self, client: ModelClient, reader: int) -> None:
+        while taken := await self._queue.get.remote(reader, self._settings.batch_size):
+            fetched = await self._fetch(taken)
+            if not fetched:
+                continue
             try:
-                answers = await self._answer(client, blocks)
-            except EndpointError:
-                raise
+                answers = await self._answer(client, fetched)
             except InferenceServerException as error:
-                await self._fail(blocks, f"the endpoint refused a batch of its chips: {describe(error)}")
-            except (CenterlinesError, ray.exceptions.RayError) as error:
-                await self._fail(blocks, one_line(error))
+                reason = f"the endpoint refused a batch of its chips: {describe(error)}"
+                for key in {block.key for block, _ in fetched}:
+                    await self._aggregator.fail.remote(key, reason)
             else:
-                for block, answer in zip(blocks, answers, strict=True):
+                for (block, _), answer in zip(fetched, answers, strict=True):
                     await self._aggregator.add.remote(block.key, answer)
 
-    async def _answer(self, client: ModelClient, blocks: list[ChipBlock]) -> list[AnsweredBlock]:
-        arrays = await asyncio.gather(*(block.chips for block in blocks))
+    async def _fetch(self, blocks: list[ChipBlock]) -> list[tuple[ChipBlock, NDArray[Any]]]:
+        """Get the pixels of the blocks; those of a loader that has died are gone, the others are not."""
+        fetched = []
+        results = await asyncio.gather(*(block.chips for block in blocks), return_exceptions=True)
+        for block, chips in zip(blocks, results, strict=True):
+            if isinstance(chips, BaseException):
+                await self._aggregator.fail.remote(block.key, one_line(chips))
+            else:
+                fetched.append((block, chips))
+        return fetched
+
+    async def _answer(self, client: ModelClient, fetched: list[tuple[ChipBlock, NDArray[Any]]]) -> list[AnsweredBlock]:
         model = client.model
         batch = await asyncio.to_thread(
             lambda: np.concatenate(
-                [
-                    normalise(chips, divisor=block.divisor, mean=model.mean, std=model.std)
-                    for block, chips in zip(blocks, arrays, strict=True)
-                ]
+                [normalise(chips, divisor=block.divisor, mean=model.mean, std=model.std) for block, chips in fetched]
             )
         )
         started = time.monotonic()
@@ -307,17 +333,13 @@ class InferenceDispatcherActor(_Actor):
         seconds = (time.monotonic() - started) / len(batch)
         answers = []
         first = 0
-        for block in blocks:
+        for block, _ in fetched:
             count = len(block.indices)
             probability = await asyncio.to_thread(foreground_probability, logits[first : first + count])
             reference = ray.put(probability.astype(np.float16))
             answers.append(AnsweredBlock(block.indices, reference, seconds * count))
             first += count
         return answers
-
-    async def _fail(self, blocks: list[ChipBlock], reason: str) -> None:
-        for key in {block.key for block in blocks}:
-            await self._aggregator.fail.remote(key, reason)
 
 
 @ray.remote

@@ -15,7 +15,7 @@ class Backoff:
     """
 
     patience_s: float
-    """No further try begins later than this after the first."""
+    """How long after the first failure the last try begins."""
     first_s: float = 0.25
     """Longest wait before the second try; each further one may be twice as long."""
     longest_s: float = 10.0
@@ -26,6 +26,8 @@ class Backoff:
     ) -> Iterator[float]:
         """Yield the seconds to wait before the second try, the third and so on, until the patience has ended.
 
+        The patience begins when the first number is asked for; the last wait ends together with it.
+
         Args:
             clock: the time in seconds.
             jitter: draws a number between two.
@@ -35,7 +37,8 @@ class Backoff:
         while True:
             # Half of the wait is sure, or many tries may fall into the first second of an outage.
             wait = ceiling / 2 + jitter(0, ceiling / 2)
-            if clock() + wait - start > self.patience_s:
+            left = self.patience_s - (clock() - start)
+            if left <= 0:
                 return
-            yield wait
+            yield min(wait, left)
             ceiling = min(2 * ceiling, self.longest_s)

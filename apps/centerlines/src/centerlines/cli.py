@@ -1,11 +1,14 @@
 """The command `centerlines`."""
 
 import argparse
+import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -18,8 +21,18 @@ from centerlines.storage import find_tiles
 __all__ = ["run"]
 
 
+HOST_PORT = re.compile(r"(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as the rest of this package does, without the usage around it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help tells what can be given")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="centerlines", description="Sidewalk centerlines from aerial GeoTIFF tiles, through a Triton endpoint."
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -68,9 +81,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_tiles(given: argparse.Namespace) -> int:
-    host, _, port = given.endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+    address = HOST_PORT.fullmatch(given.endpoint)
+    if not address or not 0 < int(address[1]) < 65536:
         raise UsageError(f"--endpoint {given.endpoint!r}: write HOST:PORT, for example 127.0.0.1:9000")
+    if not given.model:
+        raise UsageError("--model '': must be the name of a model at the endpoint")
+    if not 0 <= given.wait_for_endpoint < math.inf:
+        raise UsageError(f"--wait-for-endpoint {given.wait_for_endpoint:g}: must be 0 or more seconds")
     bands = parse_bands(given.bands) if given.bands else None
     paths, source = find_tiles(given.tiles)
     job_id = given.job_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -83,7 +100,8 @@ def _run_tiles(given: argparse.Namespace) -> int:
     from centerlines.display import display_for
 
     console = Console()
-    console.print(f"{len(jobs)} tiles, model {given.model} at {given.endpoint}", highlight=False, soft_wrap=True)
+    tiles = "1 tile" if len(jobs) == 1 else f"{len(jobs)} tiles"
+    console.print(f"{tiles}, model {given.model} at {given.endpoint}", highlight=False, soft_wrap=True)
     with display_for(console) as display:
         result = main(
             jobs,
@@ -109,8 +127,8 @@ def _run_tiles(given: argparse.Namespace) -> int:
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
-    given = _parser().parse_args(arguments)
     try:
+        given = _parser().parse_args(arguments)
         code: int = given.function(given)
     except UsageError as error:
         print(f"centerlines: {error}", file=sys.stderr)  # noqa: T201

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import rasterio
 from pyproj import Transformer
-from rasterio.errors import RasterioError
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rich.console import Console
 from rich.table import Table
 from shapely.geometry import LineString, Polygon
@@ -110,11 +112,15 @@ def _local_metres(outline: np.ndarray[Any, Any]) -> Any:
 
 def _outline(path: str) -> np.ndarray[Any, Any]:
     try:
-        with rasterio.open(path) as dataset:
-            georeference = Georeference(dataset.transform, dataset.crs.to_wkt())
-            return georeference.outline(height=dataset.height, width=dataset.width)
-    except (RasterioError, AttributeError) as error:
-        raise UsageError(f"tile {path}: cannot be read, or has no georeference") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            with rasterio.open(path) as dataset:
+                if dataset.crs is None or dataset.transform.is_identity:
+                    raise UsageError(f"tile {path}: has no georeference")
+                georeference = Georeference(dataset.transform, dataset.crs.to_wkt())
+                return georeference.outline(height=dataset.height, width=dataset.width)
+    except RasterioError as error:
+        raise UsageError(f"tile {path}: cannot be read as GeoTIFF") from error
 
 
 def _read_lines(path: Path) -> list[np.ndarray[Any, Any]]:
@@ -125,6 +131,8 @@ def _read_lines(path: Path) -> list[np.ndarray[Any, Any]]:
             geometry = feature["geometry"]
             parts = [geometry["coordinates"]] if geometry["type"] == "LineString" else geometry["coordinates"]
             lines += [np.array(part, dtype=np.float64)[:, :2] for part in parts]
+        if any(len(line) < 2 for line in lines):
+            raise ValueError("a line needs two positions")  # noqa: TRY301  told like what the parser finds
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path}: cannot be read as GeoJSON of lines ({error})") from error
     return lines
@@ -150,6 +158,10 @@ def add_compare(commands: Any) -> argparse.ArgumentParser:
 
 def compare(given: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    if not 0 < given.buffer < math.inf:
+        raise UsageError(f"--buffer {given.buffer:g}: must be more than 0 metres")
+    if given.require_quality is not None and not 0 <= given.require_quality <= 1:
+        raise UsageError(f"--require-quality {given.require_quality:g}: must be from 0 to 1")
     paths, source = find_tiles(given.tiles)
     if source.store is not None:
         raise UsageError("compare reads local tiles only")

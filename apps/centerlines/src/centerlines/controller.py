@@ -5,8 +5,9 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -43,12 +44,12 @@ ATTEMPTS = 3
 # Tiles one post-processor works on: it blends one while the lines of the other are drawn.
 TILES_PER_POSTPROCESSOR = 2
 HEALTH_PERIOD_S = 5.0
-# An actor that does not answer for so long is ended, and started again by Ray.
-HEALTH_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_S = 120.0
 PICTURES = 24
 # Enough for a server that is about to be ready; a wrong address should not take longer to be told.
 FIRST_LOOK_S = 10.0
+# The controller only waits for others, so one that takes so long for an answer hangs.
+CONTROLLER_TIMEOUT_S = 120.0
 SHOW_PERIOD_S = 0.5
 WRITE_PERIOD_S = 5.0
 
@@ -96,20 +97,22 @@ class ControllerActor:
         self._jobs = jobs
         self._table = ProgressTable(job.key for job in jobs)
         self._pictures: dict[TileKey, bytes] = {}
+        self._memory_bytes: dict[Any, int] = {}
         self._peak_memory_bytes = 0
 
-        def several(kind: Any, count: int, *arguments: Any) -> list[Any]:
-            return [kind.options(num_cpus=1, max_restarts=-1).remote(*arguments) for _ in range(count)]
+        def start(kind: Any, *arguments: Any, cpus: int = 0) -> Any:
+            return kind.options(num_cpus=cpus, max_restarts=-1).remote(*arguments)
 
-        def single(kind: Any, *arguments: Any) -> Any:
-            return kind.options(num_cpus=0, max_restarts=-1).remote(*arguments)
-
-        self._queue = single(InputQueueActor, 2 * settings.batch_size)
-        self._aggregator = single(AggregatorActor)
-        self._dispatcher = single(InferenceDispatcherActor, settings, self._queue, self._aggregator)
-        loader_actors = several(TileLoaderActor, loaders, settings, self._queue)
-        workers = several(CenterlineWorker, postprocessors)
-        finishers = several(PostProcessingActor, postprocessors, settings, workers)
+        self._queue = start(InputQueueActor, 2 * settings.batch_size)
+        self._aggregator = start(AggregatorActor)
+        self._dispatcher = start(InferenceDispatcherActor, settings, self._queue, self._aggregator)
+        loader_actors = [start(TileLoaderActor, settings, self._queue, cpus=1) for _ in range(loaders)]
+        workers = [start(CenterlineWorker, cpus=1) for _ in range(postprocessors)]
+        # Each begins with another worker, or the first would get all the work.
+        finishers = [
+            start(PostProcessingActor, settings, workers[number:] + workers[:number], cpus=1)
+            for number in range(postprocessors)
+        ]
         self._loaders = _Pool(loader_actors, borrowers=1)
         self._postprocessors = _Pool(finishers, borrowers=TILES_PER_POSTPROCESSOR)
         self._actors = [self._queue, self._aggregator, self._dispatcher, *loader_actors, *workers, *finishers]
@@ -118,14 +121,15 @@ class ControllerActor:
 
     async def run(self) -> None:
         """Take every tile to its end."""
-        self._answers_lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._dispatching = asyncio.Event()
+        self._answers_lost: asyncio.Future[str] = asyncio.Future()
         tiles = asyncio.create_task(self._all_tiles())
         dispatching = asyncio.create_task(self._keep_dispatching())
-        watching = asyncio.create_task(self._watch_health())
+        watching = [asyncio.create_task(self._watch(actor)) for actor in self._actors]
         await asyncio.wait({tiles, dispatching}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (tiles, dispatching, watching):
+        for task in (tiles, dispatching, *watching):
             task.cancel()
-        await asyncio.wait({tiles, dispatching, watching})
+        await asyncio.wait({tiles, dispatching, *watching})
         if not dispatching.cancelled():
             # The endpoint is gone, and with it the chance of every tile that is left.
             for key in self._table.open_keys():
@@ -157,15 +161,18 @@ class ControllerActor:
                 if attempt == ATTEMPTS:
                     outcome = Outcome("failed", f"failed {ATTEMPTS} times, the last time: {reason}")
                     break
+                # Or the attempts would be over before an actor that has died is there again.
+                await asyncio.gather(*map(_until_alive, self._actors))
         self._table.end(job.key, outcome, now=time.monotonic())
 
     async def _attempt(self, job: TileJob, attempt: int, *, with_picture: bool) -> Outcome:
         key = AttemptKey(*job.key, attempt)
-        # Taken now: what is lost from here on may have been this tile's.
-        answers_lost = self._answers_lost
         try:
-            await self._aggregator.expect.remote(key)
             async with self._loaders.lend() as loader:
+                await self._dispatching.wait()
+                # Taken now: what is lost from here on may have been this tile's.
+                answers_lost = self._answers_lost
+                await self._aggregator.expect.remote(key)
                 tile = await loader.load.remote(job, attempt, with_preview=with_picture)
             self._table.move(job.key, "predicting")
             collecting = asyncio.ensure_future(self._aggregator.collect.remote(key, tile.chips))
@@ -184,36 +191,44 @@ class ControllerActor:
 
     async def _keep_dispatching(self) -> str:
         """Run the dispatcher, again when it dies; return why the endpoint cannot be used any longer."""
+        reader = 0
         while True:
+            reader += 1
+            reason = "the queue lost them"
             try:
-                await self._dispatcher.run.remote()
+                await self._queue.attach.remote(reader)
+                self._answers_lost = asyncio.Future()
+                self._dispatching.set()
+                await self._dispatcher.run.remote(reader)
             except CenterlinesError as error:
                 return one_line(error)
             except ray.exceptions.RayError as error:
-                lost, self._answers_lost = self._answers_lost, asyncio.get_running_loop().create_future()
-                lost.set_result(f"its chips were lost on their way to the model: {one_line(error)}")
-                # Not at once: an actor that fails at every start must not keep the machine busy.
-                await asyncio.sleep(1)
-                await _until_alive(self._dispatcher)
+                reason = one_line(error)
+            self._dispatching.clear()
+            if not self._answers_lost.done():
+                self._answers_lost.set_result(f"its chips were lost on their way to the model: {reason}")
+            # Not at once: an actor that fails at every start must not keep the machine busy.
+            await asyncio.sleep(1)
+            await asyncio.gather(_until_alive(self._queue), _until_alive(self._dispatcher))
 
-    async def _watch_health(self) -> None:
+    async def _watch(self, actor: Any) -> None:
+        """Ask an actor how it is; end it if it hangs. What a dead one worked on fails by itself."""
+        # A cluster may take its time to start it.
+        patience_s = None
         while True:
-            answers = await asyncio.gather(*map(self._health, self._actors))
-            self._peak_memory_bytes = max(self._peak_memory_bytes, sum(answers))
+            memory_bytes = 0
+            try:
+                health = await asyncio.wait_for(actor.health.remote(), patience_s)
+                memory_bytes = health.memory_bytes
+                patience_s = self._settings.hung_after_s
+            except TimeoutError:
+                logger.warning("%s does not answer, it is started again", actor)
+                ray.kill(actor, no_restart=False)
+            except ray.exceptions.RayError as error:
+                logger.warning("%s: %s", actor, one_line(error))
+            self._memory_bytes[actor] = memory_bytes
+            self._peak_memory_bytes = max(self._peak_memory_bytes, sum(self._memory_bytes.values()))
             await asyncio.sleep(HEALTH_PERIOD_S)
-
-    async def _health(self, actor: Any) -> int:
-        """Return the memory of an actor; end it if it hangs. What a dead one worked on fails by itself."""
-        try:
-            health = await asyncio.wait_for(actor.health.remote(), HEALTH_TIMEOUT_S)
-        except TimeoutError:
-            logger.warning("%s does not answer, it is started again", actor)
-            ray.kill(actor, no_restart=False)
-        except ray.exceptions.RayActorError:
-            pass
-        else:
-            return int(health.memory_bytes)
-        return 0
 
     async def summary(self) -> Summary:
         """Return the progress in a few numbers."""
@@ -301,6 +316,9 @@ def main(
             raise UsageError(f"{name} {value}: must be at least 1")
     if not 0 < threshold < 1:
         raise UsageError(f"threshold {threshold:g}: must be between 0 and 1")
+    for tile_id, count in Counter(job.tile_id for job in tile_jobs).items():
+        if count > 1:
+            raise UsageError(f"tile {tile_id}: {count} jobs have this id; make all of a run by one build_tile_jobs")
     folder = Path(output).absolute()
     settings = RunSettings(
         endpoint=endpoint,
@@ -313,7 +331,8 @@ def main(
         pictures=PICTURES,
         source=TileSource(store),
     )
-    asyncio.run(_check_model(settings))
+    # A loader must not make blocks that the model does not take.
+    settings = replace(settings, batch_size=min(batch_size, asyncio.run(_largest_batch(settings))))
     try:
         (folder / "centerlines").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -322,11 +341,23 @@ def main(
     started, started_at = time.monotonic(), datetime.now(UTC)
     cpus = num_tileloaders + 2 * num_postprocessors
     with _ray(ray_address, cpus=cpus):
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        if (there := resources.get("CPU", 0)) < cpus:
+            logger.warning(
+                "Ray has %g CPUs and this run needs %d, one for each loader and two for each postprocessor; "
+                "it waits until Ray has them",
+                there,
+                cpus,
+            )
         start: Any = ControllerActor
         controller = start.options(num_cpus=0).remote(
             settings, list(tile_jobs), loaders=num_tileloaders, postprocessors=num_postprocessors
         )
-        rows, pictures, memory = _follow(controller, tile_jobs, folder, display)
+        try:
+            rows, pictures, memory = _follow(controller, tile_jobs, folder, display)
+        finally:
+            # In a Ray that lives on; the actors that it has started end with it.
+            ray.kill(controller)
     result = RunResult(rows=tuple(rows), output=folder)
     record = RunRecord(
         run_id=run_id,
@@ -337,7 +368,7 @@ def main(
             "endpoint": endpoint,
             "model": model_name,
             "model_version": model_version or "latest",
-            "batch_size": batch_size,
+            "batch_size": settings.batch_size,
             "threshold": threshold,
             "chip_size": sorted({job.requested_chip_size for job in tile_jobs}),
             "chip_overlap": sorted({job.requested_chip_overlap for job in tile_jobs}),
@@ -355,15 +386,15 @@ def main(
     return result
 
 
-async def _check_model(settings: RunSettings) -> None:
-    """Find a wrong endpoint or model before anything is started."""
+async def _largest_batch(settings: RunSettings) -> int:
+    """Ask the model how many chips it takes; finds a wrong endpoint or model before anything is started."""
     async with connect(
         settings.endpoint,
         model_name=settings.model_name,
         model_version=settings.model_version,
         patience_s=min(settings.patience_s, FIRST_LOOK_S),
-    ):
-        pass
+    ) as client:
+        return client.model.max_batch_size
 
 
 @contextmanager
@@ -401,17 +432,24 @@ def _follow(
         while not ended:
             ended = bool(ray.wait([running], timeout=SHOW_PERIOD_S)[0])
             if display:
-                display.show(ray.get(controller.summary.remote()))
+                display.show(_ask(controller.summary))
             if time.monotonic() - written > WRITE_PERIOD_S:
-                rows = ray.get(controller.rows.remote())
+                rows = _ask(controller.rows)
                 write_whole(folder / "progress.csv", progress_csv(rows))
                 written = time.monotonic()
         ray.get(running)
-        return (
-            ray.get(controller.rows.remote()),
-            ray.get(controller.pictures.remote()),
-            ray.get(controller.peak_memory_bytes.remote()),
-        )
-    except ray.exceptions.RayActorError:
-        died = Outcome("failed", "the controller died; run again")
-        return [row if row.outcome else replace(row, state="failed", outcome=died) for row in rows], {}, 0
+        return _ask(controller.rows), _ask(controller.pictures), _ask(controller.peak_memory_bytes)
+    except KeyboardInterrupt:
+        with suppress(ray.exceptions.RayError):
+            write_whole(folder / "progress.csv", progress_csv(_ask(controller.rows)))
+        raise
+    except ray.exceptions.RayError as error:
+        gone = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.GetTimeoutError)
+        reason = f"the controller {'died or hangs' if gone else f'failed: {one_line(error)}'}; run again"
+        logger.critical(reason)
+        failed = Outcome("failed", reason)
+        return [row if row.outcome else replace(row, state="failed", outcome=failed) for row in rows], {}, 0
+
+
+def _ask(method: Any) -> Any:
+    return ray.get(method.remote(), timeout=CONTROLLER_TIMEOUT_S)

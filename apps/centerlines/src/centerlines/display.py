@@ -1,11 +1,13 @@
 """Shows a run: a live table in a terminal, a line every few seconds elsewhere."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +17,7 @@ from centerlines.progress import Summary
 __all__ = ["Display", "LiveDisplay", "PlainDisplay", "display_for"]
 
 LINE_PERIOD_S = 5.0
+BAR_WIDTH = 60
 
 
 class Display(Protocol):
@@ -24,7 +27,7 @@ class Display(Protocol):
         """Show the newest summary."""
 
 
-def _clock(seconds: float) -> str:
+def _minutes(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -33,26 +36,42 @@ def _clock(seconds: float) -> str:
 class _Pace:
     """Rate and estimate, from the time since the first summary."""
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = clock()
 
     def line(self, summary: Summary) -> str:
-        elapsed = time.monotonic() - self._start
-        text = f"{summary.ended}/{summary.tiles} tiles  {_clock(elapsed)}"
-        if summary.ended:
+        elapsed = self._clock() - self._start
+        text = f"{summary.ended}/{summary.tiles} tiles  {_minutes(elapsed)}"
+        if summary.ended and elapsed > 0:
             rate = summary.ended / elapsed
             text += f"  {60 * rate:.1f} tiles/min  {summary.chips / elapsed:.0f} chips/s"
             if left := summary.tiles - summary.ended:
-                text += f"  about {_clock(left / rate)} left"
+                text += f"  about {_minutes(left / rate)} left"
         return text
 
 
+class _Failures:
+    """Tells of each failed tile once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told = 0
+
+    def tell(self, summary: Summary) -> None:
+        for tile_id, reason in summary.failures[self._told :]:
+            line = Text(f"failed: {tile_id}: {reason}", style="red")
+            self._console.print(line, soft_wrap=True)
+        self._told = len(summary.failures)
+
+
 class LiveDisplay:
-    """A table that is drawn anew in its place."""
+    """A table that is drawn anew in its place; failed tiles are told of above it."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4)
         self._pace = _Pace()
+        self._failures = _Failures(console)
 
     def __enter__(self) -> "LiveDisplay":
         self._live.__enter__()
@@ -65,29 +84,29 @@ class LiveDisplay:
 
     def show(self, summary: Summary) -> None:
         """Draw the table."""
+        self._failures.tell(summary)
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for state in summary.states:
-            table.add_column(state, justify="right", style="red" if state == "failed" else "")
+        for state, count in summary.states.items():
+            table.add_column(state, justify="right", style="red" if state == "failed" and count else "")
         table.add_column("lines", justify="right")
         table.add_column("km", justify="right")
         table.add_row(*map(str, summary.states.values()), str(summary.lines), f"{summary.length_m / 1000:.2f}")
-        parts: list[RenderableType] = [
-            table,
-            ProgressBar(total=max(summary.tiles, 1), completed=summary.ended, width=60),
-            Text(self._pace.line(summary)),
-        ]
-        parts += [Text(f"{tile_id}: {reason}", style="red") for tile_id, reason in summary.failures]
-        self._live.update(Group(*parts))
+        # A bar does not end its line; the padding, of nothing, does.
+        bar = Padding(ProgressBar(total=max(summary.tiles, 1), completed=summary.ended, width=BAR_WIDTH), expand=False)
+        pace = Text(self._pace.line(summary), no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(table, bar, pace))
 
 
 class PlainDisplay:
     """A line every few seconds, and one for each failed tile."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._pace = _Pace()
-        self._last = 0.0
-        self._told = 0
+        self._clock = clock
+        self._pace = _Pace(clock)
+        self._failures = _Failures(console)
+        self._last = clock()
+        self._ended = False
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -97,16 +116,16 @@ class PlainDisplay:
 
     def show(self, summary: Summary) -> None:
         """Print what is new."""
-        failed = summary.states["failed"]
-        new = min(failed - self._told, len(summary.failures))
-        for tile_id, reason in summary.failures[len(summary.failures) - new :]:
-            self._console.print(f"failed: {tile_id}: {reason}", soft_wrap=True, highlight=False, markup=False)
-        self._told = failed
-        if time.monotonic() - self._last > LINE_PERIOD_S or summary.ended == summary.tiles:
+        self._failures.tell(summary)
+        now = self._clock()
+        ended = summary.ended == summary.tiles
+        if now - self._last >= LINE_PERIOD_S or (ended and not self._ended):
             self._console.print(self._pace.line(summary), soft_wrap=True, highlight=False)
-            self._last = time.monotonic()
+            self._last = now
+            self._ended = ended
 
 
 def display_for(console: Console) -> LiveDisplay | PlainDisplay:
     """Choose the display that fits where the output goes."""
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+    animated = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console) if animated else PlainDisplay(console)

@@ -27,6 +27,11 @@ class PixelSize:
     y: float
     """Metres from one row to the next."""
 
+    def __post_init__(self) -> None:
+        """Refuse sizes that no raster has."""
+        if not (0 < self.x < np.inf and 0 < self.y < np.inf):
+            raise ValueError(f"pixel size {self.x} x {self.y} m: both must be positive and finite")
+
 
 @dataclass(frozen=True)
 class Georeference:
@@ -57,10 +62,10 @@ class Georeference:
             np.array([centre - across, centre + across, centre - down, centre + down])
         )
         _, _, lengths = _WGS84.inv([west[0], north[0]], [west[1], north[1]], [east[0], south[0]], [east[1], south[1]])
-        size = PixelSize(x=float(lengths[0]) / _BASELINE_PIXELS, y=float(lengths[1]) / _BASELINE_PIXELS)
-        if not (0 < size.x < np.inf and 0 < size.y < np.inf):
-            raise TileError(f"pixel size {size.x} x {size.y} m at the tile's centre; check the tile's georeference")
-        return size
+        try:
+            return PixelSize(x=float(lengths[0]) / _BASELINE_PIXELS, y=float(lengths[1]) / _BASELINE_PIXELS)
+        except ValueError as error:
+            raise TileError(f"{error} at the tile's centre; check the tile's georeference") from error
 
     def to_lonlat(self, xy: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert pixel coordinates (n, 2), x before y, to WGS 84 longitude and latitude in degrees (n, 2).

@@ -30,6 +30,7 @@ __all__ = [
 
 Points = NDArray[np.float64]
 
+_WELL_INSIDE = 0.8  # of a disc's radius
 _RAY_STEP = 0.1  # pixels between the samples of a ray that looks for the mask's edge
 _BENT_RADII = 1.5  # an end's last pixels over this many radii may bend to a corner of the mask
 _STRAIGHT_SHARE = 0.6  # a bend to a corner is longer than the straight run to the end by at most the square root of 2
@@ -179,25 +180,36 @@ def prune_spurs(edges: Sequence[Edge], radius: NDArray[np.float32], *, ratio: fl
     """
     kept = list(edges)
     while kept:
-        degrees = _node_degrees(kept)
-        at_start, at_end = (look_up(radius, np.array([edge.path[i] for edge in kept])) for i in (0, -1))
-        start_degree, end_degree = np.array([(degrees[edge.start], degrees[edge.end]) for edge in kept]).T
-        tip = np.where(start_degree == 1, at_start, at_end)
-        base = np.where(start_degree == 1, at_end, at_start)
+        names, nodes = np.unique([(edge.start, edge.end) for edge in kept], return_inverse=True)
+        nodes = nodes.reshape(-1, 2)
+        degree = np.bincount(nodes.ravel())[nodes]
+        at_ends = look_up(radius, np.concatenate([edge.path[[0, -1]] for edge in kept])).reshape(-1, 2)
+        tip, base = np.where(degree[:, :1] == 1, at_ends, at_ends[:, ::-1]).T
+        # Near the corner of an end the junction itself is narrow: the width is that of the widest line there.
+        widest = np.zeros(len(names), dtype=np.float32)
+        np.maximum.at(widest, nodes, _mean_radii(kept, radius)[:, None])
+        width = 2 * np.maximum(base, widest[nodes].max(axis=1))
         protrusion = np.array([edge.length for edge in kept]) + tip - base
-        dead_end = (np.minimum(start_degree, end_degree) == 1) & (np.maximum(start_degree, end_degree) > 2)
-        spur = dead_end & (protrusion < ratio * 2 * base)
+        spur = (degree.min(axis=1) == 1) & (degree.max(axis=1) > 2) & (protrusion < ratio * width)
         if not spur.any():
             break
         kept = merge_chains([edge for edge, drop in zip(kept, spur, strict=True) if not drop])
     return kept
 
 
-def contract_junctions(edges: Sequence[Edge], radius: NDArray[np.float32]) -> list[Edge]:
-    """Make one node of branching points that lie within one local radius, and lead every edge straight into its node.
+def _mean_radii(edges: Sequence[Edge], radius: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Mean radius along each edge."""
+    counts = np.array([len(edge.path) for edge in edges])
+    along = look_up(radius, np.concatenate([edge.path for edge in edges]))
+    return np.asarray(np.add.reduceat(along, np.cumsum(counts) - counts) / counts, dtype=np.float32)
 
-    The skeleton of two lines that cross has two branching points, and near a junction it leaves the lines' middle.
-    Every node keeps a disc that lies wholly in the mask; inside it the edges are straight.
+
+def contract_junctions(edges: Sequence[Edge], radius: NDArray[np.float32]) -> list[Edge]:
+    """Make one node of branching points that lie close together, and lead every edge straight into its node.
+
+    The skeleton of two lines that cross has two branching points, and near a junction it leaves the lines' middle. The
+    disc of a branching point lies in the mask: a node is moved only within the discs of all its points, and an edge is
+    straight from there to where it leaves its point's disc.
 
     Args:
         edges: Of a skeleton.
@@ -209,50 +221,62 @@ def contract_junctions(edges: Sequence[Edge], radius: NDArray[np.float32]) -> li
     if not points:
         return list(edges)
     reaches = look_up(radius, np.array(list(points.values()))).tolist()
-    discs = {node: (point, reach) for (node, point), reach in zip(points.items(), reaches, strict=True)}
-    parents = {node: node for node in degrees}
+    discs = {node: _Disc(point, reach) for (node, point), reach in zip(points.items(), reaches, strict=True)}
+    clusters = {node: [node] for node in points}  # one list for all nodes of a cluster
 
-    def root(node: int) -> int:
-        while parents[node] != node:
-            node = parents[node]
-        return node
-
-    between = [edge for edge in edges if edge.start in discs and edge.end in discs]
     contracted = set()
-    for length, _, edge in sorted((edge.length, i, edge) for i, edge in enumerate(between)):
-        a, b = sorted((root(edge.start), root(edge.end)))
-        (point_a, radius_a), (point_b, radius_b) = discs[a], discs[b]
-        reach = max(radius_a, radius_b)
-        apart = float(np.hypot(*(point_a - point_b)))
-        if a != b and max(length, apart) < reach:
-            parents[b] = a
-            discs[a] = ((point_a + point_b) / 2, reach - apart / 2)
-            contracted.add(id(edge))
+    between = [index for index, edge in enumerate(edges) if edge.start in discs and edge.end in discs]
+    for index in sorted(between, key=lambda index: edges[index].length):
+        edge = edges[index]
+        cluster, other = clusters[edge.start], clusters[edge.end]
+        if cluster is other or edge.length > discs[edge.start].reach + discs[edge.end].reach:
+            continue
+        members = [discs[node] for node in (*cluster, *other)]
+        middle = np.mean([disc.centre for disc in members], axis=0)
+        if all(np.hypot(*(middle - disc.centre)) <= _WELL_INSIDE * disc.reach for disc in members):
+            contracted.add(index)
+            cluster.extend(other)
+            clusters.update(dict.fromkeys(other, cluster))
 
-    moved = [Edge(root(edge.start), root(edge.end), edge.path) for edge in edges if id(edge) not in contracted]
-    pairs = Counter(frozenset((edge.start, edge.end)) for edge in moved)
-    single = [edge.start != edge.end and pairs[frozenset((edge.start, edge.end))] == 1 for edge in moved]
-    return [_led_into_nodes(edge, discs, single=alone) for edge, alone in zip(moved, single, strict=True)]
+    centres = {node: np.mean([points[member] for member in cluster], axis=0) for node, cluster in clusters.items()}
+    names = {node: cluster[0] for node, cluster in clusters.items()}
+    left = [edge for index, edge in enumerate(edges) if index not in contracted]
+    ends = [frozenset((names.get(edge.start, edge.start), names.get(edge.end, edge.end))) for edge in left]
+    counts = Counter(ends)
+    return [
+        Edge(
+            names.get(edge.start, edge.start),
+            names.get(edge.end, edge.end),
+            _led_into_nodes(edge, discs, centres, straight=len(pair) == 2 and counts[pair] == 1),
+        )
+        for edge, pair in zip(left, ends, strict=True)
+    ]
 
 
-def _led_into_nodes(edge: Edge, discs: dict[int, tuple[Points, float]], *, single: bool) -> Edge:
-    """The edge from node to node, without its vertices in their discs if it is the `single` one between them."""
+@dataclass(frozen=True)
+class _Disc:
+    """The largest disc in the mask around a branching point."""
+
+    centre: Points
+    """x, y in pixels."""
+    reach: float
+    """Radius in pixels."""
+
+
+def _led_into_nodes(edge: Edge, discs: dict[int, _Disc], centres: dict[int, Points], *, straight: bool) -> Points:
+    """The edge's path from node to node; if `straight`, without its vertices in the discs of its ends."""
     first, last = 1, len(edge.path) - 1
-    head, tail = edge.path[:1], edge.path[-1:]
-    if edge.start in discs:
-        centre, reach = discs[edge.start]
-        head = centre[None]
-        first = _first_outside(edge.path, centre, reach) if single else first
-    if edge.end in discs:
-        centre, reach = discs[edge.end]
-        tail = centre[None]
-        last = len(edge.path) - _first_outside(edge.path[::-1], centre, reach) if single else last
-    return Edge(edge.start, edge.end, np.concatenate([head, edge.path[first:last], tail]))
+    if straight and edge.start in discs:
+        first = _first_outside(edge.path, discs[edge.start])
+    if straight and edge.end in discs:
+        last = len(edge.path) - _first_outside(edge.path[::-1], discs[edge.end])
+    head, tail = centres.get(edge.start, edge.path[0]), centres.get(edge.end, edge.path[-1])
+    return np.concatenate([head[None], edge.path[first:last], tail[None]])
 
 
-def _first_outside(path: Points, centre: Points, reach: float) -> int:
-    """Index of the first vertex beyond `reach` of the centre; the number of vertices where there is none."""
-    outside = np.hypot(*(path - centre).T) > reach
+def _first_outside(path: Points, disc: _Disc) -> int:
+    """Index of the first vertex outside the disc; the number of vertices where there is none."""
+    outside = np.hypot(*(path - disc.centre).T) > disc.reach
     return int(outside.argmax()) if outside.any() else len(path)
 
 

@@ -1,5 +1,7 @@
 """Which tiles a run works on."""
 
+import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,10 @@ __all__ = ["TileJob", "TileKey", "build_tile_jobs"]
 
 TileKey = tuple[str, str]
 """(job_id, tile_id)."""
+
+TARGET_FORMAT = "NIR-GB"
+# A file name may have 255 bytes, and the results' names add an ending and, while they are written, a prefix.
+LONGEST_ID_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ def build_tile_jobs(
     """Make one job a tile, in the order given.
 
     A tile's id is its file name without the ending; where two files share a name, as much of their folders goes in
-    front as tells them apart.
+    front as tells them apart. An id can be a file's name: characters that cannot be printed become `_`, leading dots
+    are left out, and what is too long is cut.
 
     Args:
         tif_paths: paths, or keys in an object store.
@@ -70,8 +77,12 @@ def build_tile_jobs(
         bands: the band number, from 1, of some or all roles.
 
     Raises:
-        UsageError: a path is given twice, or the sizes do not fit together.
+        UsageError: a path is empty or given twice, the sizes do not fit together, or a name cannot be used.
     """
+    if not job_id.isprintable():
+        raise UsageError(f"job id {job_id!r}: must be of characters that can be printed")
+    if target_format != TARGET_FORMAT:
+        raise UsageError(f"target format {target_format!r} is unknown; use {TARGET_FORMAT!r}")
     size = requested_chip_size
     if size < 16:
         raise UsageError(f"chip size {size}: must be at least 16 pixels")
@@ -80,6 +91,8 @@ def build_tile_jobs(
     input_size = (3, size, size) if target_model_input_size is None else tuple(target_model_input_size)
     if input_size != (3, size, size):
         raise UsageError(f"model input size {list(input_size)}: must be [3, {size}, {size}], as the chips are")
+    if "" in tif_paths:
+        raise UsageError("tile '': must be the path of a GeoTIFF")
     if repeated := [path for path, count in Counter(tif_paths).items() if count > 1]:
         raise UsageError(f"tile {repeated[0]} is given twice")
     return [
@@ -100,17 +113,39 @@ def build_tile_jobs(
 
 def _tile_ids(paths: Sequence[str]) -> list[str]:
     """Name each path by its last parts, one part at first and one more as long as others have the same name."""
-    parts = [PurePosixPath(path).with_suffix("").parts for path in paths]
+    parts = [_printable_parts(path) for path in paths]
     ids = [names[-1] for names in parts]
     for depth in range(2, max(map(len, parts), default=0) + 1):
         shared = {name for name, count in Counter(ids).items() if count > 1}
         if not shared:
             break
         ids = ["-".join(names[-depth:]) if name in shared else name for name, names in zip(ids, parts, strict=True)]
-    # What is still shared differs in its ending (a.tif, a.tiff), or in characters of its folders.
-    for name, count in Counter(ids).items():
-        if count > 1:
-            same = [index for index, other in enumerate(ids) if other == name]
-            for number, index in enumerate(same[1:], start=2):
-                ids[index] = f"{name}-{number}"
-    return [name.replace("/", "") for name in ids]
+    return _numbered([_shortened(name) for name in ids])
+
+
+def _printable_parts(path: str) -> list[str]:
+    """Return the folders and the name without its ending, as they may stand in a file's name."""
+    pure = PurePosixPath("".join(char if char.isprintable() else "_" for char in path))
+    return [part.lstrip(".") or "_" for part in (*pure.parent.parts, pure.stem) if part != "/"]
+
+
+def _shortened(name: str) -> str:
+    if len(name.encode()) <= LONGEST_ID_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name.encode()[: LONGEST_ID_BYTES - 17].decode(errors='ignore')}-{digest}"
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Tell apart what is still shared: names that differ in their endings (a.tif, a.tiff) or in odd characters."""
+    taken = set(names)
+    counters: dict[str, itertools.count[int]] = {}
+    ids = []
+    for name in names:
+        if name not in counters:
+            counters[name] = itertools.count(2)
+            ids.append(name)
+            continue
+        ids.append(next(new for number in counters[name] if (new := f"{name}-{number}") not in taken))
+        taken.add(ids[-1])
+    return ids

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from centerlines.georeference import PixelSize
 from centerlines.graph import (
     Edge,
     Points,
@@ -25,26 +26,11 @@ from centerlines.graph import (
 from centerlines.smoothing import Paths, centre, resample, simplify, smooth
 from centerlines.thinning import thin
 
-__all__ = ["Line", "LineSettings", "PixelSize", "clean_mask", "extract_lines"]
+__all__ = ["Line", "LineSettings", "clean_mask", "extract_lines"]
 
 _T = TypeVar("_T", bound=np.generic)
 
 _HEADING_M = 3.0  # length at a line's end that tells its direction when gaps are bridged
-
-
-@dataclass(frozen=True)
-class PixelSize:
-    """Size of a pixel on the ground."""
-
-    x: float
-    """Metres from one column to the next."""
-    y: float
-    """Metres from one row to the next."""
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that no raster has."""
-        if not (0 < self.x < np.inf and 0 < self.y < np.inf):
-            raise ValueError(f"pixel size {self.x} x {self.y} m: both must be positive and finite")
 
 
 @dataclass(frozen=True)
@@ -225,16 +211,33 @@ def _continued(mask: NDArray[np.uint8], *, pad: int, longest_run: float) -> NDAr
 def _crossing(mask: NDArray[np.uint8], longest_run: float) -> NDArray[np.uint8]:
     """The first row without its runs of ones that belong to a line beside the border rather than across it.
 
-    Such a run is long, or longer than four times the mask's depth at its middle. If it were continued, its line would
-    be drawn outside the raster.
+    If such a run were continued, its line would be drawn outside the raster: it is a long one, or longer than four
+    times the mask's depth at its middle, or there is a hole behind it.
     """
     row: NDArray[np.uint8] = mask[0].copy()
-    changes = np.flatnonzero(np.diff(row, prepend=0, append=0))
-    for start, stop in zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True):
+    for start, stop in _runs(row):
         length = stop - start
-        if length > longest_run or not mask[: length // 4 + 1, (start + stop) // 2].all():
+        depth = mask[: length // 4 + 1, (start + stop) // 2]
+        if length > longest_run or not depth.all() or _splits(mask[: length // 2 + 2], start, stop):
             row[start:stop] = 0
     return row
+
+
+def _runs(row: NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """Start and stop of each run of ones."""
+    changes = np.flatnonzero(np.diff(row, prepend=0, append=0)).tolist()
+    return list(zip(changes[::2], changes[1::2], strict=True))
+
+
+def _splits(rows: NDArray[np.uint8], start: int, stop: int) -> bool:
+    """Whether a run in the first row falls into two runs further down."""
+    for row in rows[1:]:
+        left = max(start - 1, 0)
+        touching = _runs(row[left : stop + 1])
+        if len(touching) != 1:
+            return len(touching) > 1
+        start, stop = left + touching[0][0], left + touching[0][1]
+    return False
 
 
 def _within(area: NDArray[np.bool_], distance: float) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ def preview(pixels: NDArray[Any], *, divisor: float) -> NDArray[np.uint8]:
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     channels = []
     for channel in pixels:
-        values = np.nan_to_num(channel.astype(np.float32) / np.float32(divisor))
+        values = np.nan_to_num(channel.astype(np.float32) / np.float32(divisor), posinf=0, neginf=0)
         small = cv2.resize(values, size, interpolation=cv2.INTER_AREA)
         low, high = np.percentile(small, (1, 99))
         channels.append(np.clip((small - low) / max(float(high - low), 1e-6), 0, 1) * 255)

@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The table in a few numbers; small, whatever the number of tiles."""
+    """The table in a few numbers, and what failed."""
 
     states: dict[str, int]
     """How many tiles are in each state."""
@@ -80,7 +80,7 @@ class Summary:
     length_m: float
     """Their length in metres."""
     failures: tuple[tuple[str, str], ...]
-    """(tile_id, reason) of the tiles that failed last."""
+    """(tile_id, reason) of the tiles that failed, in the order in which they did."""
 
     @property
     def tiles(self) -> int:
@@ -117,7 +117,7 @@ class ProgressTable:
         seconds = now - self._begun.get(key, now)
         self._rows[key] = replace(self._open_row(key), state=outcome.state, seconds=seconds, outcome=outcome)
         if outcome.state == "failed":
-            self._failures = [*self._failures[-4:], (key[1], outcome.reason)]
+            self._failures.append((key[1], outcome.reason))
 
     def _open_row(self, key: TileKey) -> Row:
         row = self._rows[key]
@@ -152,4 +152,5 @@ def progress_csv(rows: Iterable[Row]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_HEADER)
     writer.writerows(row.csv_fields() for row in rows if row.outcome)
-    return text.getvalue().encode()
+    # A reason may hold bytes of a file name that are no text.
+    return text.getvalue().encode(errors="backslashreplace")

@@ -19,6 +19,7 @@ __all__ = ["Model", "ModelClient", "connect"]
 
 CHANNELS = 3
 REQUEST_TIMEOUT_S = 300.0
+LOOK_UP_TIMEOUT_S = 30.0
 # What passes by itself: a server that starts, drains, restarts, or has a full queue.
 TEMPORARY = {"StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED"}
 
@@ -57,7 +58,7 @@ class ModelClient:
         UNAVAILABLE and RESOURCE_EXHAUSTED are tried again for as long as the patience lasts.
 
         Raises:
-            EndpointError: the endpoint stayed unavailable.
+            EndpointError: the endpoint stayed unavailable, or the model's answer is of another shape.
             InferenceServerException: Triton refused the request; trying again would not help.
         """
         tensor = triton_grpc.InferInput(self.model.input_name, list(chips.shape), "FP32")
@@ -83,11 +84,12 @@ class ModelClient:
                         f"the endpoint was unavailable for {self._backoff.patience_s:g} s: {describe(error)}"
                     ) from error
             await asyncio.sleep(wait)
-        logits: NDArray[np.float32] = result.as_numpy(self.model.output_name)
+        logits: NDArray[np.float32] | None = result.as_numpy(self.model.output_name)
         expected = (len(chips), 2, *chips.shape[2:])
-        if logits.shape != expected:
+        if logits is None or logits.shape != expected:
+            shape = "no shape" if logits is None else f"shape {list(logits.shape)}"
             raise EndpointError(
-                f"model {self.model.name} answered with shape {list(logits.shape)}, not {list(expected)}"
+                f"model {self.model.name} answered with {shape} of {self.model.output_name}, not {list(expected)}"
             )
         return logits
 
@@ -122,7 +124,7 @@ async def _look_up(
     waits = Backoff(patience_s).waits(clock=time.monotonic)
     while True:
         try:
-            response = await client.get_model_config(name, version, client_timeout=REQUEST_TIMEOUT_S)
+            response = await client.get_model_config(name, version, client_timeout=LOOK_UP_TIMEOUT_S)
             return _parse_config(response.config, name=name, version=version)
         except InferenceServerException as error:
             wait = next(waits, None) if error.status() in TEMPORARY else None
@@ -132,7 +134,7 @@ async def _look_up(
 
 
 def _look_up_failed(error: InferenceServerException, endpoint: str, name: str) -> str:
-    if error.status() in TEMPORARY:
+    if error.status() in TEMPORARY | {"StatusCode.DEADLINE_EXCEEDED"}:
         return f"--endpoint {endpoint}: nothing answers there as Triton ({describe(error)}); check host and port"
     if error.status() == "StatusCode.NOT_FOUND":
         return f"--model {name}: the endpoint {endpoint} does not have it ({describe(error)})"

@@ -1,0 +1,1 @@
+"""The forwarder without Ray, Serve or Triton."""

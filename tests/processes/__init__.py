@@ -1,0 +1,1 @@
+"""Whole programs, started and stopped by the tests."""

@@ -1,0 +1,215 @@
+"""scripts/local-endpoint, or its Triton alone, for the time of a `with` block."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import psutil
+
+from local_endpoint import processes, triton
+from tests.support.started import Started, describe, wait_for_exit
+
+PROGRAM = Path(__file__).parents[2] / "scripts/local-endpoint"
+
+# Bounds against a hang, far above what is ever needed.
+START_S = 240
+STOP_S = 60
+
+
+@dataclass(frozen=True)
+class EndpointProgram:
+    """A started scripts/local-endpoint, ready or not."""
+
+    process: subprocess.Popen[bytes]
+    started: Started
+    output_file: Path
+
+    def output(self) -> str:
+        """Return all that it has printed."""
+        return self.output_file.read_text()
+
+    def wait_for_line(self, start: str) -> str:
+        """Return the rest of the first line that begins with `start`.
+
+        Raises:
+            AssertionError: the program ended, or took too long, without it.
+        """
+        deadline = time.monotonic() + START_S
+        while True:
+            ended = self.process.poll() is not None
+            if found := re.search(rf"^{re.escape(start)}(.*)\n", self.output(), re.MULTILINE):
+                return found[1].strip()
+            assert not ended, f"local-endpoint ended with exit code {self.process.returncode}:\n{self.output()}"
+            assert time.monotonic() < deadline, f"local-endpoint took more than {START_S} s:\n{self.output()}"
+            time.sleep(0.1)
+
+    def folder_of_logs(self) -> Path | None:
+        """Return the folder that it has for the time it runs, if it has said which."""
+        found = re.search(r"^logs: +(.*)\n", self.output(), re.MULTILINE)
+        return Path(found[1]) if found else None
+
+    def wait_for_exit(self, *, within_s: float = STOP_S) -> int:
+        """Return its exit code."""
+        return wait_for_exit(self.process, within_s=within_s, what=f"local-endpoint (it printed {self.output()!r})")
+
+    def assert_nothing_is_left(self, *, within_s: float = 5) -> None:
+        """Fail when a process that it started still lives,."""
+        left = describe(self.started.wait_for_none(within_s=within_s))
+        assert not left, f"local-endpoint left processes behind:\n{left}"
+
+
+@dataclass(frozen=True)
+class RunningEndpoint(EndpointProgram):
+    """An endpoint that answers requests."""
+
+    address: str
+    """host:port for clients."""
+    triton_pid: int
+    ray_pid: int
+    """Of the program that starts Ray and Serve."""
+    folder: Path
+    """Where its logs and sockets are while it runs."""
+
+    @property
+    def triton_address(self) -> str:
+        """host:port of the gRPC of its Triton, which clients have no need to know."""
+        (port,) = (
+            argument.removeprefix("--grpc-port=")
+            for argument in psutil.Process(self.triton_pid).cmdline()
+            if argument.startswith("--grpc-port=")
+        )
+        return f"127.0.0.1:{port}"
+
+    def pid_of(self, name: str) -> int:
+        """Return the pid of the one process of the endpoint that has this name."""
+        (process,) = (each for each in self.started.processes() if each.name() == name)
+        return int(process.pid)
+
+
+@contextmanager
+def started_endpoint(*arguments: str | Path, exit_code: int | None = 0) -> Iterator[EndpointProgram]:
+    """Start scripts/local-endpoint; at the end stop it by SIGTERM, if it has not ended, and look for what it left.
+
+    Args:
+        arguments: of the command line.
+        exit_code: the one expected; None for any.
+    """
+    started = Started()
+    with tempfile.TemporaryDirectory(prefix="endpoint-test-") as folder:
+        output = Path(folder) / "output"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [PROGRAM, *arguments],
+                env=os.environ | started.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches the tests alone, which then stop the endpoint.
+                start_new_session=True,
+            )
+        program = EndpointProgram(process, started, output)
+        try:
+            yield program
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            code = program.wait_for_exit()
+            assert exit_code in {None, code}, f"exit code {code}:\n{program.output()}"
+            program.assert_nothing_is_left()
+            if code == 0 and (logs := program.folder_of_logs()):
+                assert not logs.exists(), f"local-endpoint left its folder behind: {logs}"
+        finally:
+            # After a failure in between: as clean an end as can be had, and then any end.
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                started.wait_for_none(within_s=STOP_S)
+            started.kill()
+            process.wait()
+            if logs := program.folder_of_logs():
+                shutil.rmtree(logs, ignore_errors=True)
+
+
+@contextmanager
+def running_endpoint(
+    *models: Path, ingress: Literal["replica", "python"] = "replica", grpc_port: int = 0, exit_code: int | None = 0
+) -> Iterator[RunningEndpoint]:
+    """Run scripts/local-endpoint with model repositories until the end of the block; see `started_endpoint`."""
+    arguments = [argument for folder in models for argument in ("--models", folder)]
+    with started_endpoint(
+        *arguments, "--ingress", ingress, "--grpc-port", str(grpc_port), exit_code=exit_code
+    ) as program:
+        address = program.wait_for_line("endpoint: ")
+        pids = [int(re.sub(r".*\(pid (\d+)\)", r"\1", program.wait_for_line(part))) for part in ("triton:", "ray:")]
+        folder = Path(program.wait_for_line("logs:"))
+        program.started.processes()  # Now that all have been seen, none can hide.
+        yield RunningEndpoint(**vars(program), address=address, triton_pid=pids[0], ray_pid=pids[1], folder=folder)
+
+
+@dataclass(frozen=True)
+class RunningTriton:
+    """A Triton with nothing in front of it."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    """host:port of its gRPC."""
+    log_file: Path
+
+    def log(self) -> str:
+        """Return all that it has printed."""
+        return self.log_file.read_text()
+
+
+@contextmanager
+def running_triton(*models: Path, grpc_port: int = 0) -> Iterator[RunningTriton]:
+    """Run the real Triton alone, on the given gRPC port or any free one, until the end of the block."""
+    port = grpc_port or processes.free_port()
+    with tempfile.TemporaryDirectory(prefix="triton-test-") as folder:
+        log = Path(folder) / "triton.log"
+        process = triton.start(
+            models, grpc_port=port, http_port=processes.free_port(), metrics_port=processes.free_port(), log=log
+        )
+        running = RunningTriton(process, f"127.0.0.1:{port}", log)
+        try:
+            _wait_until_ready(running)
+            yield running
+        finally:
+            children = _descendants(process.pid)
+            processes.stop(process, within_s=30)
+            for child in psutil.wait_procs(children, timeout=10)[1]:
+                child.kill()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    # By session: those of a Triton that was killed are no longer its children.
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == pid and process.pid != pid:
+                found.append(process)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def _wait_until_ready(running: RunningTriton) -> None:
+    deadline = time.monotonic() + START_S
+    with grpc.insecure_channel(running.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        while True:
+            assert running.process.poll() is None, f"Triton has ended:\n{running.log()}"
+            try:
+                if ready(b"", timeout=5) == b"\x08\x01":
+                    return
+            except grpc.RpcError:
+                pass
+            assert time.monotonic() < deadline, f"Triton was not ready within {START_S} s:\n{running.log()}"
+            time.sleep(0.1)
