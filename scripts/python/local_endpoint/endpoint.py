@@ -36,7 +36,7 @@ class Options:
 def _choose_ports(options: Options) -> ray_serve.Ports:
     if options.grpc_port and not processes.is_free(options.grpc_port):
         raise PartFailedError(
-            f"port {options.grpc_port} is in use by another program; stop that one, or give another --grpc-port (0: any)"
+            f"port {options.grpc_port} is in use; stop what listens there, or give another --grpc-port (0: any)"
         )
     replica_ports = processes.free_port_range(2 * ray_serve.REPLICA_PORTS)
     free = {
