@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_and_its_neighbour_is_not(
     """A wrong size is told before anything has started, with the value and the way out."""
     with pytest.raises(UsageError, match=message):
         build_tile_jobs(["a.tif"], "job", **refused)
-    small = {"requested_chip_overlap": 8} if accepted.get("requested_chip_size") == 16 else {}
+    small: dict[str, Any] = {"requested_chip_overlap": 8} if accepted.get("requested_chip_size") == 16 else {}
     assert len(build_tile_jobs(["a.tif"], "job", **accepted, **small)) == 1
 
 

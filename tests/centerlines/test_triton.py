@@ -326,7 +326,7 @@ def test_an_answer_of_another_shape_is_no_answer(
 
 def test_an_answer_without_the_output_is_no_answer() -> None:
     """It must be an error of the endpoint, not of the pipeline."""
-    with pytest.raises(EndpointError, match="^model segment answered with no shape of sem_seg, not"):
+    with pytest.raises(EndpointError, match=r"^model segment answered with no shape of sem_seg, not"):
         infer(Triton(output="other"), chips_of(1, 3, 8, 8))
 
 
@@ -337,7 +337,7 @@ def test_several_requests_are_under_way_at_once() -> None:
         arrived, release, most = 0, asyncio.Event(), 4
 
         class Waiting(Triton):
-            async def ModelInfer(self, request: Any, context: Any) -> Any:
+            async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  the protocol's name
                 nonlocal arrived
                 arrived += 1
                 if arrived == most:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_endpoint.processes import free_port
 from tritonclient.grpc import InferenceServerClient, InferInput
 
+from local_endpoint.processes import free_port
+from local_endpoint.triton import SHARED_MEMORY
 from tests.support.local_endpoint import (
     RunningEndpoint,
     running_endpoint,
@@ -32,9 +33,10 @@ def answers(address: str) -> bool:
     return bool(np.array_equal(output, values))
 
 
-def shared_memory() -> set[str]:
-    """Return the names of the shared memory of all programs."""
-    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108  where Linux has it
+def shared_memory(endpoint: RunningEndpoint) -> list[str]:
+    """Return the shared memory of the endpoint's Triton, which has its port in its name."""
+    prefix = f"triton{endpoint.triton_address.rpartition(':')[2]}_"
+    return [path.name for path in SHARED_MEMORY.glob(f"{prefix}*")]
 
 
 def test_two_endpoints_run_side_by_side_and_end_apart(protocol_models: Path) -> None:
@@ -74,18 +76,19 @@ def port() -> int:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_dies_is_named_and_takes_the_rest_with_it(protocol_models: Path, port: int, part: str) -> None:
     """Half an endpoint would leave the user with errors at the client, and processes in the background."""
-    before = shared_memory()
     pid, words = PARTS[part]
     with running_endpoint(protocol_models, grpc_port=port, exit_code=1) as endpoint:
         assert endpoint.address == f"127.0.0.1:{port}"
         assert answers(endpoint.address)
+        held = shared_memory(endpoint)
+        assert held
         os.kill(pid(endpoint), signal.SIGKILL)
         assert endpoint.wait_for_exit() == 1
         assert f"local-endpoint: {words}; the end of " in endpoint.output()
         assert "Traceback" not in endpoint.output().partition("the end of")[0]
         endpoint.assert_nothing_is_left()
         assert endpoint.folder.exists(), "the logs are what the user needs now"
-    assert shared_memory() <= before
+        assert not [name for name in held if (SHARED_MEMORY / name).exists()]
 
 
 @pytest.mark.parametrize("last_started", ["tritonserver", "gcs_server", "raylet"])
@@ -125,8 +128,8 @@ def test_bad_arguments_are_refused_before_anything_starts(tmp_path: Path) -> Non
         with started_endpoint(*arguments, exit_code=code) as program:
             program.wait_for_exit()
             last_line = program.output().splitlines()[-1]
-        assert words in last_line
             assert program.folder_of_logs() is None
+        assert words in last_line
 
 
 def test_a_port_that_is_taken_is_named(protocol_models: Path) -> None:
@@ -138,8 +141,7 @@ def test_a_port_that_is_taken_is_named(protocol_models: Path) -> None:
         with started_endpoint("--models", protocol_models, "--grpc-port", str(port), exit_code=1) as program:
             program.wait_for_exit()
             assert program.output().splitlines() == [
-                f"local-endpoint: port {port} is in use by another program; stop that one, or give another "
-                "--grpc-port (0: any)"
+                f"local-endpoint: port {port} is in use; stop what listens there, or give another --grpc-port (0: any)"
             ]
 
 

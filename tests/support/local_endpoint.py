@@ -171,12 +171,11 @@ class RunningTriton:
 @contextmanager
 def running_triton(*models: Path, grpc_port: int = 0) -> Iterator[RunningTriton]:
     """Run the real Triton alone, on the given gRPC port or any free one, until the end of the block."""
-    port = grpc_port or processes.free_port()
+    free = processes.free_port_range(3)
+    port = grpc_port or free
     with tempfile.TemporaryDirectory(prefix="triton-test-") as folder:
         log = Path(folder) / "triton.log"
-        process = triton.start(
-            models, grpc_port=port, http_port=processes.free_port(), metrics_port=processes.free_port(), log=log
-        )
+        process = triton.start(models, grpc_port=port, http_port=free + 1, metrics_port=free + 2, log=log)
         running = RunningTriton(process, f"127.0.0.1:{port}", log)
         try:
             _wait_until_ready(running)
@@ -186,6 +185,7 @@ def running_triton(*models: Path, grpc_port: int = 0) -> Iterator[RunningTriton]
             processes.stop(process, within_s=30)
             for child in psutil.wait_procs(children, timeout=10)[1]:
                 child.kill()
+            triton.remove_shared_memory(grpc_port=port)
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

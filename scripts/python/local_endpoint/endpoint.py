@@ -38,17 +38,17 @@ def _choose_ports(options: Options) -> ray_serve.Ports:
         raise PartFailedError(
             f"port {options.grpc_port} is in use; stop what listens there, or give another --grpc-port (0: any)"
         )
-    replica_ports = processes.free_port_range(2 * ray_serve.REPLICA_PORTS)
-    free = {
-        name: processes.free_port()
-        for name in ray_serve.Ports.__dataclass_fields__
-        if name not in {"grpc", "replica_grpc", "replica_http"}
-    }
+    single = [
+        name for name in ray_serve.Ports.__dataclass_fields__ if name not in {"grpc", "replica_grpc", "replica_http"}
+    ]
+    # Out of one range, so that no two are the same.
+    first = processes.free_port_range(1 + len(single) + 2 * ray_serve.REPLICA_PORTS)
+    replicas = first + 1 + len(single)
     return ray_serve.Ports(
-        grpc=options.grpc_port or processes.free_port(),
-        replica_grpc=replica_ports,
-        replica_http=replica_ports + ray_serve.REPLICA_PORTS,
-        **free,
+        grpc=options.grpc_port or first,
+        replica_grpc=replicas,
+        replica_http=replicas + ray_serve.REPLICA_PORTS,
+        **{name: first + 1 + index for index, name in enumerate(single)},
     )
 
 
@@ -61,7 +61,7 @@ class LocalEndpoint:
         # Not TMPDIR: HAProxy allows its sockets, 70 characters further down, a path of 97.
         self.folder = Path(tempfile.mkdtemp(prefix="triton-ray-", dir="/tmp"))
         self.state = ray_serve.State(self.folder)
-        self._keep_logs = False
+        self._failed = False
 
     @property
     def address(self) -> str:
@@ -128,19 +128,22 @@ class LocalEndpoint:
             self._fail(f"the Ray Serve process {_ended(code)}", self.ray_log)
 
     def _fail(self, what: str, log: Path, *, only: tuple[str, ...] = ()) -> None:
-        self._keep_logs = True
+        self._failed = True
         raise PartFailedError(f"{what}; the end of {log}:\n{processes.log_tail(log, only=only)}")
 
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        # Ray in the middle of its start does not listen; what it has started by then is stopped below.
-        patience = {"ray": 20 if self.state.is_running() else 0, "triton": 20}
+        # Ray in the middle of its start does not listen, and without one of its parts it waits for that in vain; what
+        # it has started is stopped below.
+        patience = {"ray": 20 if self.state.is_running() and not self._failed else 0, "triton": 20}
         for part, seconds in patience.items():
             if hasattr(self, part):
                 processes.stop(getattr(self, part), within_s=seconds)
-        processes.stop_descendants(within_s=10)
-        if not self._keep_logs:
+        # After an orderly end there are none; Ray's own would drain for half a minute.
+        processes.stop_descendants(within_s=3)
+        triton.remove_shared_memory(grpc_port=self.ports.triton_grpc)
+        if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

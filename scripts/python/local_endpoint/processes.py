@@ -66,15 +66,16 @@ def stop_descendants(*, within_s: float) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port that was free on the loopback address a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free TCP port, as `free_port_range` does."""
+    return free_port_range(1)
 
 
 def free_port_range(size: int) -> int:
-    """Return the first of `size` neighbouring free ports below the ones that the system gives to connections."""
+    """Return the first of `size` neighbouring free TCP ports.
+
+    They lie below the ones that the system gives to outgoing connections: one of those may be taken by a connection of
+    whatever program before the server listens on it, which can be many seconds later.
+    """
     for _ in range(100):
         first = random.randrange(10_000, 30_000 - size)  # noqa: S311  no secret
         if all(is_free(port) for port in range(first, first + size)):

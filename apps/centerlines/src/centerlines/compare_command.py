@@ -162,9 +162,9 @@ def compare(given: argparse.Namespace) -> int:
         raise UsageError(f"--buffer {given.buffer:g}: must be more than 0 metres")
     if given.require_quality is not None and not 0 <= given.require_quality <= 1:
         raise UsageError(f"--require-quality {given.require_quality:g}: must be from 0 to 1")
-    paths, source = find_tiles(given.tiles)
-    if source.store is not None:
-        raise UsageError("compare reads local tiles only")
+    if remote := [tile for tile in given.tiles if tile.startswith("s3://")]:
+        raise UsageError(f"{remote[0]}: compare reads tiles of this machine only; download them")
+    paths, _ = find_tiles(given.tiles)
     result = compare_tiles(given.results, given.truth, paths, buffer_m=given.buffer)
     loops = result.loops_kept
     table = Table(title=f"{len(result.tiles)} tiles, found against truth", title_justify="left")

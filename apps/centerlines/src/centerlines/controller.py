@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -44,7 +45,6 @@ ATTEMPTS = 3
 # Tiles one post-processor works on: it blends one while the lines of the other are drawn.
 TILES_PER_POSTPROCESSOR = 2
 HEALTH_PERIOD_S = 5.0
-RESTART_TIMEOUT_S = 120.0
 PICTURES = 24
 # Enough for a server that is about to be ready; a wrong address should not take longer to be told.
 FIRST_LOOK_S = 10.0
@@ -77,9 +77,8 @@ class _Pool:
 
 
 async def _until_alive(actor: Any) -> None:
-    """Wait for Ray to start an actor again; if it takes too long, the next call to it says so."""
-    deadline = time.monotonic() + RESTART_TIMEOUT_S
-    while time.monotonic() < deadline:
+    """Wait for Ray to start an actor again; the run ends when it cannot, see `_watch`."""
+    while True:
         try:
             await actor.health.remote()
         except ray.exceptions.RayActorError:
@@ -126,16 +125,17 @@ class ControllerActor:
         tiles = asyncio.create_task(self._all_tiles())
         dispatching = asyncio.create_task(self._keep_dispatching())
         watching = [asyncio.create_task(self._watch(actor)) for actor in self._actors]
-        await asyncio.wait({tiles, dispatching}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (tiles, dispatching, *watching):
+        ended, others = await asyncio.wait({tiles, dispatching, *watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
             task.cancel()
-        await asyncio.wait({tiles, dispatching, *watching})
-        if not dispatching.cancelled():
-            # The endpoint is gone, and with it the chance of every tile that is left.
-            for key in self._table.open_keys():
-                self._table.end(key, Outcome("failed", dispatching.result()), now=time.monotonic())
-        elif not tiles.cancelled():
+        if others:
+            await asyncio.wait(others)
+        if tiles in ended:
             tiles.result()
+        # The endpoint or an actor is gone, and with it the chance of every tile that is left.
+        for key in self._table.open_keys():
+            reason = next(task.result() for task in (dispatching, *watching) if task in ended)
+            self._table.end(key, Outcome("failed", reason), now=time.monotonic())
 
     async def _all_tiles(self) -> None:
         room = asyncio.Semaphore(self._tiles_in_flight)
@@ -211,8 +211,11 @@ class ControllerActor:
             await asyncio.sleep(1)
             await asyncio.gather(_until_alive(self._queue), _until_alive(self._dispatcher))
 
-    async def _watch(self, actor: Any) -> None:
-        """Ask an actor how it is; end it if it hangs. What a dead one worked on fails by itself."""
+    async def _watch(self, actor: Any) -> str:
+        """Ask an actor how it is; end it if it hangs; return why it cannot be started any longer.
+
+        What a dead one worked on fails by itself, and Ray starts it again.
+        """
         # A cluster may take its time to start it.
         patience_s = None
         while True:
@@ -224,6 +227,8 @@ class ControllerActor:
             except TimeoutError:
                 logger.warning("%s does not answer, it is started again", actor)
                 ray.kill(actor, no_restart=False)
+            except ray.exceptions.ActorDiedError as error:
+                return f"{actor} cannot be started: {str(error).strip().splitlines()[-1]}"
             except ray.exceptions.RayError as error:
                 logger.warning("%s: %s", actor, one_line(error))
             self._memory_bytes[actor] = memory_bytes
@@ -407,8 +412,12 @@ def _ray(address: str | None, *, cpus: int) -> Iterator[None]:
     # Actors are counted by CPUs; on a machine with fewer cores they share them.
     own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == "local" else {}
     try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if port.isdecimal():
+            # Ray itself tries for minutes, and tells of every try.
+            socket.create_connection((host, int(port)), timeout=FIRST_LOOK_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--ray-address {address}: no Ray cluster answers there ({one_line(error)})") from error
     try:
         yield

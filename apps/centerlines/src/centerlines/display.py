@@ -69,7 +69,7 @@ class LiveDisplay:
     """A table that is drawn anew in its place; failed tiles are told of above it."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=4)
+        self._live = Live(Text("starting"), console=console, refresh_per_second=4)
         self._pace = _Pace()
         self._failures = _Failures(console)
 

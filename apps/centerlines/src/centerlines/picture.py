@@ -50,7 +50,7 @@ def draw_picture(imagery: NDArray[np.uint8], mask: NDArray[np.uint8], lines: Seq
     # Pixel centres are at 0.5 in the lines' coordinates and at 0 in OpenCV's, which takes sixteenths of a pixel.
     scale = np.array([columns / width, rows / height])
     paths = [np.round((line * scale - 0.5) * 16).astype(np.int32) for line in lines]
-    cv2.polylines(overlay, paths, isClosed=False, color=LINE_COLOUR, thickness=1, lineType=cv2.LINE_AA, shift=4)
+    cv2.polylines(overlay, paths, isClosed=False, color=LINE_COLOUR, thickness=2, lineType=cv2.LINE_AA, shift=4)
     gap = np.full((rows, GAP, 3), 255, dtype=np.uint8)
     picture = np.hstack([photo, gap, cv2.cvtColor(plane, cv2.COLOR_GRAY2BGR), gap, overlay])
     _, encoded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 80])

@@ -81,12 +81,26 @@ def render_report(record: RunRecord, pictures: Mapping[TileKey, bytes]) -> str:
         pictures: a JPEG for some of the tiles.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("centerlines").joinpath("report.html").read_text())
-    stages = record.stage_seconds()
-    return template.render(
+    environment.filters |= {"duration": _duration, "count": "{:,}".format}
+    template = environment.from_string(files("centerlines").joinpath("report.html").read_text(encoding="utf-8"))
+    totals, stages = record.totals(), record.stage_seconds()
+    page = template.render(
         record=record,
-        totals=record.totals(),
+        totals=totals,
+        tiles_per_minute=60 * totals["tiles"] / max(record.seconds, 1e-9),
+        several_jobs=len({job_id for job_id, _ in (row.key for row in record.rows)}) > 1,
+        failed=[row for row in record.rows if row.state == "failed"],
         stages=[(STAGES[stage], seconds) for stage, seconds in stages.items()],
         longest=max(*stages.values(), 1e-9),
         pictures=[(row, base64.b64encode(pictures[row.key]).decode()) for row in record.rows if row.key in pictures],
     )
+    # A reason may hold bytes of a file name that are no text.
+    return page.encode(errors="backslashreplace").decode()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

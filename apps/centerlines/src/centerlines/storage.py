@@ -31,9 +31,9 @@ def s3_store(bucket: str) -> S3Store:
     if endpoint and not re.fullmatch(r"https?://\S+", endpoint):
         raise UsageError(f"AWS_ENDPOINT_URL {endpoint!r}: write https://HOST or http://HOST:PORT")
     config: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
-    http = {"allow_http": bool(endpoint and endpoint.startswith("http://"))}
+    plain_http = bool(endpoint and endpoint.startswith("http://"))
     try:
-        return S3Store(bucket, **config, client_options=http)
+        return S3Store(bucket, **config, client_options={"allow_http": plain_http})
     except BaseError as error:
         raise UsageError(f"s3 bucket {bucket!r}: check the AWS_* variables: {_reason(error)}") from error
 

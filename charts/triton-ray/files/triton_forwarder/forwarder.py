@@ -41,9 +41,8 @@ EXTENSIONS = {
     "logging": "allow_trace_and_log_settings",
 }
 
-# Metadata that belongs to one connection; gRPC sets it anew towards Triton.
-HOP_METADATA = {"content-type", "te", "user-agent"}
-HOP_METADATA_PREFIXES = (":", "grpc-")
+# Metadata of one connection that must not go over to the next; content-type, te and user-agent gRPC itself replaces.
+HOP_METADATA = (":", "grpc-")
 
 # How gRPC's own words about a failed connection name the other side.
 LOCAL_ADDRESS = re.compile(r"\b(ipv4:|ipv6:|unix:|dns:|resolving )")
@@ -129,11 +128,7 @@ def _fail_as_bug(context: RayServegRPCContext, rpc: Rpc) -> NoReturn:
 
 
 def _client_metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
-    return [
-        (key, value)
-        for key, value in context.invocation_metadata()
-        if key not in HOP_METADATA and not key.startswith(HOP_METADATA_PREFIXES)
-    ]
+    return [(key, value) for key, value in context.invocation_metadata() if not key.startswith(HOP_METADATA)]
 
 
 def _unary(rpc: Rpc) -> Callable[..., Any]:
