@@ -234,6 +234,14 @@ import psutil
 import ray
 from centerlines import build_tile_jobs, main
 
+
+def title(process):
+    try:
+        return process.cmdline()[0]
+    except (psutil.Error, IndexError):
+        return ""
+
+
 given = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=6, include_dashboard=False, log_to_driver=False)
 one = build_tile_jobs(given["tiles"][:1], "whole")
@@ -254,7 +262,7 @@ second = main(
 )
 assert ray.is_initialized()
 deadline = time.monotonic() + 60
-while left := [title for each in psutil.Process().children(recursive=True) if "Actor" in (title := each.cmdline()[0])]:
+while left := [name for each in psutil.Process().children(recursive=True) if "Actor" in (name := title(each))]:
     assert time.monotonic() < deadline, f"actors live on after main: {left}"
     time.sleep(0.1)
 print(json.dumps({"codes": [first.exit_code, second.exit_code], "states": [row.state for row in second.rows]}))

@@ -169,6 +169,7 @@ def _write_like(source: Path, target: Path, *, crs: bool = True, bands: int = 4,
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         with rasterio.open(target, "w", nodata=0 if blank else None, **profile) as dataset:
             dataset.write(0 * pixels if blank else pixels)
+            dataset.descriptions = ("red", "green", "blue", "nir")[:bands]
 
 
 def test_tiles_that_cannot_be_read_fail_with_their_reason_and_the_others_go_on(

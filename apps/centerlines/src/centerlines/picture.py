@@ -17,7 +17,8 @@ GAP = 8
 def preview(pixels: NDArray[Any], *, divisor: float) -> NDArray[np.uint8]:
     """Shrink a tile's imagery (3, height, width) to a picture (rows, columns, 3), at most LONGER_SIDE long.
 
-    Contrast is stretched between the 1st and 99th percentile of each channel, because aerial photos are often dark.
+    Contrast is stretched between the 1st and 99th percentile, because aerial photos are often dark; alike in all
+    channels, or grass would lose the red that people know it by in a picture with near infrared.
     """
     _, height, width = pixels.shape
     scale = min(1.0, LONGER_SIDE / max(height, width))
@@ -25,10 +26,10 @@ def preview(pixels: NDArray[Any], *, divisor: float) -> NDArray[np.uint8]:
     channels = []
     for channel in pixels:
         values = np.nan_to_num(channel.astype(np.float32) / np.float32(divisor), posinf=0, neginf=0)
-        small = cv2.resize(values, size, interpolation=cv2.INTER_AREA)
-        low, high = np.percentile(small, (1, 99))
-        channels.append(np.clip((small - low) / max(float(high - low), 1e-6), 0, 1) * 255)
-    return np.stack(channels, axis=-1).astype(np.uint8)
+        channels.append(cv2.resize(values, size, interpolation=cv2.INTER_AREA).reshape(size[::-1]))
+    picture = np.stack(channels, axis=-1)
+    low, high = np.percentile(picture, (1, 99))
+    return (np.clip((picture - low) / max(float(high - low), 1e-6), 0, 1) * 255).astype(np.uint8)
 
 
 def draw_picture(imagery: NDArray[np.uint8], mask: NDArray[np.uint8], lines: Sequence[NDArray[np.float64]]) -> bytes:
