@@ -4,7 +4,7 @@ import csv
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,12 @@ def read_lines(results: Path) -> dict[str, bytes]:
 
 @contextmanager
 def started_run(
-    *tiles: Path, endpoint: str, model: str, results: Path, options: tuple[str, ...] = ()
+    *tiles: Path,
+    endpoint: str,
+    model: str,
+    results: Path,
+    options: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[CenterlinesRun]:
     """Start `centerlines run`; the block ends or awaits it. Then no process of it may be left."""
     started = Started()
@@ -111,7 +116,7 @@ def started_run(
     with (logs / "stdout").open("wb") as output, (logs / "stderr").open("wb") as errors:
         process = subprocess.Popen(
             [PROGRAM, "run", *tiles, "--endpoint", endpoint, "--model", model, "--output", results, *options],
-            env=os.environ | started.environment,
+            env=os.environ | started.environment | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
@@ -144,12 +149,18 @@ def chips_answered(endpoint: str, model: str) -> int:
 
 
 @contextmanager
-def own_ray(*, cpus: int) -> Iterator[None]:
+def own_ray(*, cpus: int, object_store_bytes: int = 500 * 2**20) -> Iterator[None]:
     """Start a Ray in this process, for tests of single actors."""
     with pytest.MonkeyPatch.context() as patch:
         # Ray warns of a change to come that has nothing to do with machines without accelerators.
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            object_store_memory=object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
         try:
             yield
         finally:

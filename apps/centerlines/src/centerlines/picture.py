@@ -29,7 +29,8 @@ def preview(pixels: NDArray[Any], *, divisor: float) -> NDArray[np.uint8]:
         channels.append(cv2.resize(values, size, interpolation=cv2.INTER_AREA).reshape(size[::-1]))
     picture = np.stack(channels, axis=-1)
     low, high = np.percentile(picture, (1, 99))
-    return (np.clip((picture - low) / max(float(high - low), 1e-6), 0, 1) * 255).astype(np.uint8)
+    stretched: NDArray[np.float32] = np.clip((picture - low) / max(float(high - low), 1e-6), 0, 1) * 255
+    return stretched.astype(np.uint8)
 
 
 def draw_picture(imagery: NDArray[np.uint8], mask: NDArray[np.uint8], lines: Sequence[NDArray[np.float64]]) -> bytes:
