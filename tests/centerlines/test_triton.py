@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
-from tritonclient.utils import InferenceServerException
 
-from centerlines.errors import EndpointError, UsageError
-from centerlines.triton import Model, ModelClient, connect, describe
+from centerlines.errors import EndpointError, RequestRefusedError, UsageError
+from centerlines.triton import Model, ModelClient, connect
 
 FP32 = model_config_pb2.TYPE_FP32
 FP16 = model_config_pb2.TYPE_FP16
@@ -148,11 +147,26 @@ def test_the_model_is_described_by_its_configuration() -> None:
         version="7",
         input_name="image",
         output_name="sem_seg",
+        size=(-1, -1),
         max_batch_size=64,
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
     )
     assert (triton.requests[0].name, triton.requests[0].version) == ("segment", "7")
+
+
+@pytest.mark.parametrize(
+    ("dims", "accepted"), [([3, -1, -1], {256, 512}), ([3, 512, 512], {512}), ([3, -1, 256], {256})]
+)
+def test_a_model_of_one_size_takes_chips_of_that_size_only(dims: list[int], accepted: set[int]) -> None:
+    """Otherwise every batch of a long run would be refused, one by one."""
+    model = look_up(Triton(config(inputs=[("image", FP32, dims)])))
+    for size in (256, 512):
+        if size in accepted:
+            model.check_chip_size(size)
+        else:
+            with pytest.raises(UsageError, match=f"^--chip-size {size}: model segment takes .* pixels only$"):
+                model.check_chip_size(size)
 
 
 def test_without_mean_and_std_values_stay_as_they_are() -> None:
@@ -302,9 +316,10 @@ def test_an_endpoint_that_stays_away_ends_the_run(failure: tuple[grpc.StatusCode
 def test_a_refusal_is_never_tried_again(code: grpc.StatusCode) -> None:
     """The same request would be refused again, and would keep the endpoint busy."""
     triton = Triton(failures=[(code, INVALID[1])], for_ever=True)
-    with pytest.raises(InferenceServerException) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         infer(triton, chips_of(1, 3, 8, 8))
-    assert describe(caught.value) == f"{code.name}: unexpected shape [1,2] for input 'image'"
+    message = "the endpoint refused a batch of chips: {}: unexpected shape [1,2] for input 'image'"
+    assert str(caught.value) == message.format(code.name)
     assert triton.calls == 1
 
 

@@ -17,6 +17,7 @@ import rasterio
 import shapely
 from pyproj import Transformer
 
+from centerlines import UsageError, build_tile_jobs, main
 from centerlines.compare_command import compare_tiles
 from sample_data import aerial_photo_path
 from tests.support.centerlines_run import CenterlinesRun, read_lines, read_progress, run_centerlines
@@ -217,13 +218,13 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(
 
 
 def _cut(source: Path, target: Path, *, width: int, height: int) -> None:
-    """Write a part of a tile as a tile of its own."""
+    """Write a part of a tile, or several below each other, as a tile of its own."""
     target.parent.mkdir(exist_ok=True)
     with rasterio.open(source) as original:
-        window = rasterio.windows.Window(0, 0, width, height)
+        pixels = np.tile(original.read(), (1, -(-height // original.height), 1))[:, :height, :width]
         profile = {"driver": "GTiff", "width": width, "height": height, "count": 4, "dtype": "uint8"}
         with rasterio.open(target, "w", crs=original.crs, transform=original.transform, **profile) as dataset:
-            dataset.write(original.read(window=window))
+            dataset.write(pixels)
             dataset.descriptions = original.descriptions
 
 
@@ -279,7 +280,7 @@ def test_the_python_api_runs_jobs_of_all_shapes_in_a_ray_of_the_caller(
         "one_pixel": (1, 1),
         "one_row": (300, 1),
         "less_than_a_chip": (255, 100),
-        "tall": (60, 1000),
+        "tall": (300, 5000),
         "a/same": (257, 256),
         "b/same": (400, 300),
     }
@@ -320,6 +321,13 @@ def test_the_python_api_runs_jobs_of_all_shapes_in_a_ray_of_the_caller(
     for name in ("small_chips", "large_chips"):
         one, other = _metric(found[name]), _metric(undisturbed.lines()[whole[1].stem])
         assert shapely.hausdorff_distance(shapely.union_all(one), shapely.union_all(other), 0.1) <= PIXEL_M
+
+
+def test_two_jobs_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Otherwise the lines of the one tile silently take the place of the other's."""
+    jobs = build_tile_jobs(["a/same.tif"], "first") + build_tile_jobs(["b/same.tif"], "second")
+    with pytest.raises(UsageError, match="tile same: 2 jobs have this id"):
+        main(jobs, "run", "127.0.0.1:1", MODEL, output=tmp_path)
 
 
 def test_a_second_run_gives_the_same_bytes(

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import rasterio
@@ -28,7 +29,7 @@ from tests.support.centerlines_run import (
 )
 from tests.support.local_endpoint import RunningTriton, running_endpoint, running_triton
 from tests.support.scenes import scene, tiles
-from tests.support.semseg_models import MODELS, write_slow_model
+from tests.support.semseg_models import MODELS, write_particular_model, write_slow_model
 
 # Several requests a tile, so that a fault meets a run of which some is done and some is not.
 OPTIONS = ("--batch-size", "8", "--job-id", "job")
@@ -43,9 +44,11 @@ def scene_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with one model that answers slowly."""
+    """A model repository with one model that answers slowly, and two that do not like white chips."""
     repository = tmp_path_factory.mktemp("models")
     write_slow_model(repository, delay_s=0.25)
+    for refuses in (False, True):
+        write_particular_model(repository, refuses=refuses)
     return repository
 
 
@@ -215,6 +218,9 @@ def test_tiles_that_cannot_be_read_fail_with_their_reason_and_the_others_go_on(
     _write_like(good[0], folder / "d_no_crs.tif", crs=False)
     _write_like(good[0], folder / "e_three_bands.tif", bands=3)
     _write_like(good[0], folder / "f_blank.tif", blank=True)
+    stale = tmp_path / "results/centerlines/d_no_crs.geojson"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("the lines of an earlier run")
 
     code, run = run_centerlines(
         folder, endpoint=triton.address, model="batched_semseg_model", results=tmp_path / "results", options=OPTIONS
@@ -232,17 +238,49 @@ def test_tiles_that_cannot_be_read_fail_with_their_reason_and_the_others_go_on(
         **{tile.stem: "done" for tile in good},
     }
     for name, words in {
-        "a_truncated": "failed 3 times, the last time: tile a_truncated: cannot be read",
-        "b_empty_file": "failed 3 times, the last time: tile b_empty_file: cannot be read",
-        "c_text": "failed 3 times, the last time: tile c_text: cannot be read",
-        "d_no_crs": "tile d_no_crs: has no coordinate reference system",
-        "e_three_bands": "tile e_three_bands: NIR-GB needs a NIR band",
+        "a_truncated": "failed 3 times, the last time: cannot be read",
+        "b_empty_file": "failed 3 times, the last time: cannot be read",
+        "c_text": "failed 3 times, the last time: cannot be read",
+        "d_no_crs": "has no coordinate reference system",
+        "e_three_bands": "NIR-GB needs a NIR band",
     }.items():
         assert progress[name]["reason"].startswith(words)
         assert re.search(rf"^failed: {name}: {re.escape(progress[name]['reason'])}$", run.output(), re.MULTILINE)
     lines = run.lines()
     assert {tile.stem: lines[tile.stem] for tile in good} == {tile.stem: undisturbed[tile.stem] for tile in good}
     assert set(lines) == {"f_blank", *(tile.stem for tile in good)}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("nan_semseg_model", "the model answered NaN in "),
+        ("refusing_semseg_model", "the endpoint refused a batch of chips: INTERNAL: white is too bright"),
+    ],
+)
+def test_a_tile_that_the_model_cannot_answer_fails_alone(
+    model: str, reason: str, scene_folder: Path, triton: RunningTriton, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Otherwise the tiles whose chips share a request with it fail with it, or the whole run ends."""
+    folder = tmp_path / "tiles"
+    folder.mkdir()
+    for tile in tiles(scene_folder):
+        shutil.copy(tile, folder)
+    with rasterio.open(tiles(scene_folder)[0]) as original:
+        white = {"driver": "GTiff", "width": 300, "height": 300, "count": 4, "dtype": "uint8"}
+        white |= {"transform": original.transform, "crs": original.crs}
+    with rasterio.open(folder / "a_white.tif", "w", **white) as dataset:
+        dataset.write(np.full((4, 300, 300), 255, dtype=np.uint8))
+        dataset.descriptions = ("red", "green", "blue", "nir")
+
+    # Batches large enough that several tiles share one.
+    code, run = run_centerlines(folder, endpoint=triton.address, model=model, results=tmp_path / "results")
+    assert code == 1
+    progress = run.progress()
+    assert progress.pop("a_white")["reason"].startswith(f"failed 3 times, the last time: {reason}")
+    assert {row["state"] for row in progress.values()} == {"done"}
+    assert {row["attempts"] for row in progress.values()} == {"1"}
+    assert run.lines() == undisturbed
 
 
 def test_a_run_heals_when_triton_dies_and_comes_back(

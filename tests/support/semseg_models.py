@@ -30,6 +30,39 @@ class TritonPythonModel(_Fast):
         return super().execute(requests)
 '''
 
+_PARTICULAR = '''
+
+class _Tolerant(TritonPythonModel):
+    pass
+
+
+class TritonPythonModel(_Tolerant):
+    """The same, but a request with a wholly white chip is refused, or that chip is answered with NaN."""
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers, except to white chips."""
+        responses = []
+        for request, response in zip(requests, super().execute(requests), strict=True):
+            image = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
+            white = image.min(axis=(1, 2, 3)) > 2
+            if white.any() and REFUSES:
+                response = pb_utils.InferenceResponse(error=pb_utils.TritonError("white is too bright"))
+            elif white.any():
+                logits = response.output_tensors()[0].as_numpy().copy()
+                logits[white] = np.nan
+                response = pb_utils.InferenceResponse([pb_utils.Tensor("sem_seg", logits)])
+            responses.append(response)
+        return responses
+'''
+
+
+def write_particular_model(repository: Path, *, refuses: bool) -> str:
+    """Write a model that refuses requests with a wholly white chip, or answers NaN to that chip; return its name."""
+    name = "refusing_semseg_model" if refuses else "nan_semseg_model"
+    with (_copy(repository, name) / "1/model.py").open("a") as code:
+        code.write(f"\nREFUSES = {refuses}\n{_PARTICULAR}")
+    return name
+
 
 def write_slow_model(repository: Path, *, delay_s: float) -> str:
     """Write a model that waits before it answers, one request after the other; return its name."""

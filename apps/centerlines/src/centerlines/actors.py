@@ -25,10 +25,9 @@ import numpy as np
 import psutil
 import ray
 from numpy.typing import NDArray
-from tritonclient.utils import InferenceServerException
 
 from centerlines.chips import ChipGrid, chips_with_data, cut_chips, fill_invalid, foreground_probability, normalise
-from centerlines.errors import CenterlinesError
+from centerlines.errors import CenterlinesError, RequestRefusedError, TileError
 from centerlines.geojson import LineFeature, write_lines
 from centerlines.georeference import Georeference, PixelSize
 from centerlines.jobs import TileJob
@@ -38,7 +37,7 @@ from centerlines.progress import Outcome
 from centerlines.raster import read_tile
 from centerlines.stitch import stitch
 from centerlines.storage import TileSource, write_whole
-from centerlines.triton import ModelClient, connect, describe
+from centerlines.triton import ModelClient, connect
 
 __all__ = [
     "AggregatorActor",
@@ -50,6 +49,7 @@ __all__ = [
     "PostProcessingActor",
     "RunSettings",
     "TileLoaderActor",
+    "lines_path",
     "one_line",
 ]
 
@@ -243,7 +243,7 @@ class TileLoaderActor(_Actor):
         grid = ChipGrid(height, width, chip_size=job.requested_chip_size, overlap=job.requested_chip_overlap)
         pixels = await asyncio.to_thread(fill_invalid, tile.pixels, tile.valid)
         numbers = chips_with_data(tile.valid, grid)
-        small = ray.put(preview(tile.pixels, divisor=tile.divisor)) if with_preview else None
+        small = ray.put(preview(pixels, divisor=tile.divisor)) if with_preview else None
         valid = ray.put(tile.valid)
         waited = 0.0
         size = min(CHIPS_PER_BLOCK, self._settings.batch_size)
@@ -300,15 +300,18 @@ class InferenceDispatcherActor(_Actor):
             fetched = await self._fetch(taken)
             if not fetched:
                 continue
-            try:
-                answers = await self._answer(client, fetched)
-            except InferenceServerException as error:
-                reason = f"the endpoint refused a batch of its chips: {describe(error)}"
-                for key in {block.key for block, _ in fetched}:
-                    await self._aggregator.fail.remote(key, reason)
-            else:
-                for (block, _), answer in zip(fetched, answers, strict=True):
-                    await self._aggregator.add.remote(block.key, answer)
+            await self._answer_or_fail(client, fetched)
+
+    async def _answer_or_fail(self, client: ModelClient, fetched: list[tuple[ChipBlock, NDArray[Any]]]) -> None:
+        try:
+            await self._answer(client, fetched)
+        except RequestRefusedError as error:
+            if len(fetched) == 1:
+                await self._aggregator.fail.remote(fetched[0][0].key, str(error))
+                return
+            # One by one, because blocks of other tiles in the batch are not to blame.
+            for each in fetched:
+                await self._answer_or_fail(client, [each])
 
     async def _fetch(self, blocks: list[ChipBlock]) -> list[tuple[ChipBlock, NDArray[Any]]]:
         """Get the pixels of the blocks; those of a loader that has died are gone, the others are not."""
@@ -321,7 +324,7 @@ class InferenceDispatcherActor(_Actor):
                 fetched.append((block, chips))
         return fetched
 
-    async def _answer(self, client: ModelClient, fetched: list[tuple[ChipBlock, NDArray[Any]]]) -> list[AnsweredBlock]:
+    async def _answer(self, client: ModelClient, fetched: list[tuple[ChipBlock, NDArray[Any]]]) -> None:
         model = client.model
         batch = await asyncio.to_thread(
             lambda: np.concatenate(
@@ -331,15 +334,18 @@ class InferenceDispatcherActor(_Actor):
         started = time.monotonic()
         logits = await client.infer(batch)
         seconds = (time.monotonic() - started) / len(batch)
-        answers = []
         first = 0
         for block, _ in fetched:
             count = len(block.indices)
-            probability = await asyncio.to_thread(foreground_probability, logits[first : first + count])
-            reference = ray.put(probability.astype(np.float16))
-            answers.append(AnsweredBlock(block.indices, reference, seconds * count))
+            try:
+                probability = await asyncio.to_thread(foreground_probability, logits[first : first + count])
+            except TileError as error:
+                # Its tile alone is to blame: the model answers other tiles of the batch well.
+                await self._aggregator.fail.remote(block.key, str(error))
+            else:
+                reference = ray.put(probability.astype(np.float16))
+                await self._aggregator.add.remote(block.key, AnsweredBlock(block.indices, reference, seconds * count))
             first += count
-        return answers
 
 
 @ray.remote
@@ -400,12 +406,16 @@ class CenterlineWorker(_Actor):
     """Draws the lines of a mask."""
 
     async def draw(
-        self, mask: NDArray[np.uint8], probability: NDArray[np.float32], pixel_size: PixelSize
+        self,
+        mask: NDArray[np.uint8],
+        probability: NDArray[np.float32],
+        valid: NDArray[np.bool_],
+        pixel_size: PixelSize,
     ) -> tuple[list[Line], float]:
         """Return the lines of a mask (height, width), and the seconds it took."""
         started = time.monotonic()
         lines = await asyncio.to_thread(
-            extract_lines, mask, probability, pixel_size=pixel_size, settings=LineSettings()
+            extract_lines, mask, probability, pixel_size=pixel_size, settings=LineSettings(), valid=valid
         )
         return lines, time.monotonic() - started
 
@@ -438,12 +448,10 @@ class PostProcessingActor(_Actor):
             settings=LineSettings(),
         )
         blend_s = time.monotonic() - started
-        lines, draw_s = await next(self._workers).draw.remote(mask, blended.probability, pixel_size)
+        lines, draw_s = await next(self._workers).draw.remote(mask, blended.probability, tile.valid, pixel_size)
         started = time.monotonic()
         content = write_lines([_feature(line, tile.georeference) for line in lines], tile_id=tile.key.tile_id)
-        await asyncio.to_thread(
-            write_whole, Path(self._settings.output) / "centerlines" / f"{tile.key.tile_id}.geojson", content
-        )
+        await asyncio.to_thread(write_whole, lines_path(self._settings.output, tile.key.tile_id), content)
         picture = b"" if tile.preview is None else draw_picture(await tile.preview, mask, [line.xy for line in lines])
         outcome = Outcome(
             state="done" if lines else "empty",
@@ -460,6 +468,11 @@ class PostProcessingActor(_Actor):
             },
         )
         return outcome, picture
+
+
+def lines_path(output: str, tile_id: str) -> Path:
+    """Return where a tile's lines are written."""
+    return Path(output) / "centerlines" / f"{tile_id}.geojson"
 
 
 async def _by_chip(answers: list[AnsweredBlock]) -> dict[int, NDArray[np.float16]]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from centerlines.compare_command import add_compare, compare
-from centerlines.errors import UsageError
+from centerlines.errors import CenterlinesError, UsageError
 from centerlines.jobs import build_tile_jobs
 from centerlines.raster import parse_bands
 from centerlines.storage import find_tiles
@@ -133,6 +133,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"centerlines: {error}", file=sys.stderr)  # noqa: T201
         code = 2
+    except CenterlinesError as error:
+        print(f"centerlines: {error}", file=sys.stderr)  # noqa: T201
+        code = 1
     except KeyboardInterrupt:
         print("centerlines: interrupted; progress.csv tells which tiles have ended", file=sys.stderr)  # noqa: T201
         code = 130

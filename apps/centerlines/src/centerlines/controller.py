@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from centerlines.actors import (
     PostProcessingActor,
     RunSettings,
     TileLoaderActor,
+    lines_path,
     one_line,
 )
 from centerlines.display import Display
@@ -35,7 +37,7 @@ from centerlines.jobs import TileJob, TileKey
 from centerlines.progress import Outcome, ProgressTable, Row, Summary, progress_csv
 from centerlines.report import RunRecord, render_report
 from centerlines.storage import TileSource, write_whole
-from centerlines.triton import connect
+from centerlines.triton import Model, connect
 
 __all__ = ["ControllerActor", "RunResult", "main"]
 
@@ -74,6 +76,11 @@ class _Pool:
             raise
         finally:
             self._idle.put_nowait(actor)
+
+
+def _reason(error: BaseException, job: TileJob) -> str:
+    """Say why the tile failed; which one it is stands beside it."""
+    return one_line(error).removeprefix(f"tile {job.tile_id}: ")
 
 
 async def _until_alive(actor: Any) -> None:
@@ -153,16 +160,19 @@ class ControllerActor:
                 outcome = await self._attempt(job, attempt, with_picture=with_picture)
                 break
             except TileError as error:
-                outcome = Outcome("failed", one_line(error))
+                outcome = Outcome("failed", _reason(error, job))
                 break
             except (CenterlinesError, ray.exceptions.RayError) as error:
-                reason = one_line(error)
+                reason = _reason(error, job)
                 logger.warning("tile %s, attempt %d: %s", job.tile_id, attempt, reason)
                 if attempt == ATTEMPTS:
                     outcome = Outcome("failed", f"failed {ATTEMPTS} times, the last time: {reason}")
                     break
                 # Or the attempts would be over before an actor that has died is there again.
                 await asyncio.gather(*map(_until_alive, self._actors))
+        if outcome.state == "failed":
+            # Or the lines of an earlier run would pass for this one's.
+            lines_path(self._settings.output, job.tile_id).unlink(missing_ok=True)
         self._table.end(job.key, outcome, now=time.monotonic())
 
     async def _attempt(self, job: TileJob, attempt: int, *, with_picture: bool) -> Outcome:
@@ -336,8 +346,11 @@ def main(
         pictures=PICTURES,
         source=TileSource(store),
     )
+    model = _look_at_model(settings)
+    for size in {job.requested_chip_size for job in tile_jobs}:
+        model.check_chip_size(size)
     # A loader must not make blocks that the model does not take.
-    settings = replace(settings, batch_size=min(batch_size, asyncio.run(_largest_batch(settings))))
+    settings = replace(settings, batch_size=min(batch_size, model.max_batch_size))
     try:
         (folder / "centerlines").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -391,15 +404,21 @@ def main(
     return result
 
 
-async def _largest_batch(settings: RunSettings) -> int:
-    """Ask the model how many chips it takes; finds a wrong endpoint or model before anything is started."""
-    async with connect(
-        settings.endpoint,
-        model_name=settings.model_name,
-        model_version=settings.model_version,
-        patience_s=min(settings.patience_s, FIRST_LOOK_S),
-    ) as client:
-        return client.model.max_batch_size
+def _look_at_model(settings: RunSettings) -> Model:
+    """Find a wrong endpoint or model before anything is started."""
+
+    async def look() -> Model:
+        async with connect(
+            settings.endpoint,
+            model_name=settings.model_name,
+            model_version=settings.model_version,
+            patience_s=min(settings.patience_s, FIRST_LOOK_S),
+        ) as client:
+            return client.model
+
+    # In a thread of its own: the caller's may run an event loop already, as in a notebook.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, look()).result()
 
 
 @contextmanager

@@ -3,15 +3,16 @@
 ::
 
     CenterlinesError
-    ├── UsageError      an argument is wrong; the command line exits with 2
-    ├── EndpointError   the endpoint cannot be reached, or its model cannot be used
-    ├── TileError       this tile cannot be processed; a second try would end the same way
-    └── TileReadError   this tile could not be read; a second try may succeed
+    ├── UsageError           an argument is wrong; the command line exits with 2
+    ├── EndpointError        the endpoint cannot be reached, or its model cannot be used
+    ├── RequestRefusedError  the endpoint answered one request with an error
+    ├── TileError            this tile cannot be processed; a second try would end the same way
+    └── TileReadError        this tile could not be read; a second try may succeed
 
 Every message is one line that names the value, what is wrong with it and the way out.
 """
 
-__all__ = ["CenterlinesError", "EndpointError", "TileError", "TileReadError", "UsageError"]
+__all__ = ["CenterlinesError", "EndpointError", "RequestRefusedError", "TileError", "TileReadError", "UsageError"]
 
 
 class CenterlinesError(Exception):
@@ -24,6 +25,10 @@ class UsageError(CenterlinesError):
 
 class EndpointError(CenterlinesError):
     """The endpoint cannot be reached, or its model cannot be used."""
+
+
+class RequestRefusedError(CenterlinesError):
+    """The endpoint answered a request with an error that waiting does not cure."""
 
 
 class TileError(CenterlinesError):

@@ -11,7 +11,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from centerlines.errors import TileReadError, UsageError
+from centerlines.errors import CenterlinesError, TileReadError, UsageError
 
 __all__ = ["TileSource", "find_tiles", "list_s3_files", "s3_store", "write_whole"]
 
@@ -134,6 +134,8 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         partial.write_bytes(content)
         partial.replace(path)
+    except OSError as error:
+        raise CenterlinesError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from centerlines.backoff import Backoff
-from centerlines.errors import EndpointError, UsageError
+from centerlines.errors import EndpointError, RequestRefusedError, UsageError
 
 __all__ = ["Model", "ModelClient", "connect"]
+
+CHANNEL_OPTIONS = [
+    # Arguments of our own replace all of tritonclient's; without these, gRPC's limit of 4 MiB would be back.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Between tries gRPC would wait for up to two minutes, as long as the patience of a whole run.
+    ("grpc.max_reconnect_backoff_ms", 5000),
+]
 
 CHANNELS = 3
 REQUEST_TIMEOUT_S = 300.0
@@ -36,12 +44,20 @@ class Model:
     """The input, FP32 (batch, 3, rows, columns)."""
     output_name: str
     """The output, FP32 logits (batch, 2, rows, columns); channel 1 is the foreground."""
+    size: tuple[int, int]
+    """Rows and columns of the input; -1 for any."""
     max_batch_size: int
     """Most chips in one request."""
     mean: tuple[float, ...]
     """What to subtract from each input channel, on the 0-1 scale."""
     std: tuple[float, ...]
     """What to divide each input channel by, on the 0-1 scale."""
+
+    def check_chip_size(self, chip_size: int) -> None:
+        """Raise UsageError if the model does not take chips of this many rows and columns."""
+        if not all(wanted in (-1, chip_size) for wanted in self.size):
+            rows, columns = self.size
+            raise UsageError(f"--chip-size {chip_size}: model {self.name} takes {rows} x {columns} pixels only")
 
 
 class ModelClient:
@@ -59,7 +75,7 @@ class ModelClient:
 
         Raises:
             EndpointError: the endpoint stayed unavailable, or the model's answer is of another shape.
-            InferenceServerException: Triton refused the request; trying again would not help.
+            RequestRefusedError: Triton refused the request; waiting would not help.
         """
         tensor = triton_grpc.InferInput(self.model.input_name, list(chips.shape), "FP32")
         tensor.set_data_from_numpy(chips)
@@ -77,7 +93,7 @@ class ModelClient:
                 break
             except InferenceServerException as error:
                 if error.status() not in TEMPORARY:
-                    raise
+                    raise RequestRefusedError(f"the endpoint refused a batch of chips: {describe(error)}") from error
                 wait = next(waits, None)
                 if wait is None:
                     raise EndpointError(
@@ -109,8 +125,7 @@ async def connect(
     Raises:
         UsageError: the endpoint does not answer, or the model is unknown or of another kind.
     """
-    # No channel arguments of our own: they would bring gRPC's limit of 4 MiB back.
-    client = triton_grpc.InferenceServerClient(endpoint)
+    client = triton_grpc.InferenceServerClient(endpoint, channel_args=CHANNEL_OPTIONS)
     try:
         model = await _look_up(client, endpoint, model_name, model_version, patience_s)
         yield ModelClient(client, model, patience_s=patience_s)
@@ -165,6 +180,7 @@ def _parse_config(config: Any, *, name: str, version: str) -> Model:
         version=version,
         input_name=config.input[0].name,
         output_name=outputs[0].name,
+        size=(dims[0][1], dims[0][2]),
         max_batch_size=config.max_batch_size,
         mean=_per_channel(config, "mean", default=0.0, model=name),
         std=_per_channel(config, "std", default=1.0, model=name),
