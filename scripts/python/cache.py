@@ -20,7 +20,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     marker = folder / ".complete"
-    with folder.with_suffix(".lock").open("w") as lock:
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if marker.exists():
             return

@@ -50,7 +50,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "endpoint": "127.0.0.1:9",
         "model": "m",
         "model_version": "",
-        "output": Path("out"),
+        "output": "out",
         "job_id": "",
         "chip_size": 256,
         "chip_overlap": 32,

@@ -117,6 +117,31 @@ def test_a_crs_without_a_way_to_the_earth_is_refused_in_one_line(crs: str) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("across", "down", "plausible"),
+    [(0.02, 0.02, True), (0.005, 0.005, False), (9, 9, True), (12, 12, False), (1, 4, True), (1, 6, False)],
+)
+def test_pixels_that_cannot_show_a_path_are_refused(across: float, down: float, plausible: bool) -> None:
+    """A CRS in metres on a tile in degrees asks for arrays of many gigabytes, and one tile would hold up the run."""
+    georeference = Georeference(Affine(across, 0, 500_000, 0, -down, 4_500_000), "EPSG:26918")
+    if plausible:
+        georeference.check(height=100, width=100)
+    else:
+        with pytest.raises(TileError, match=r"^pixels of .* m: must be .*; check the tile's georeference and CRS$"):
+            georeference.check(height=100, width=100)
+
+
+@pytest.mark.parametrize(("longitude", "plausible"), [(179.99, True), (179.9999, False)])
+def test_a_tile_across_the_antimeridian_is_refused(longitude: float, plausible: bool) -> None:
+    """A line from 179.99 to 180.01 degrees is not valid GeoJSON, and one to -179.99 goes round the earth."""
+    georeference = Georeference(Affine(2e-6, 0, longitude, 0, -2e-6, 60.0), "EPSG:4326")
+    if plausible:
+        georeference.check(height=100, width=100)
+    else:
+        with pytest.raises(TileError, match="antimeridian"):
+            georeference.check(height=100, width=100)
+
+
 def test_a_tile_that_lies_nowhere_has_no_pixel_size() -> None:
     """A transform in the wrong unit would otherwise give lengths of infinity."""
     with pytest.raises(TileError, match="pixel size"):

@@ -28,7 +28,7 @@ def test_a_tile_goes_through_its_stages() -> None:
     table = ProgressTable([A])
     assert table.rows() == [Row(A)]
     assert table.begin(A, now=100.0) == 1
-    assert table.rows()[0].state == "loading"
+    assert table.rows()[0].state == "waiting"
     table.move(A, "predicting")
     assert table.rows()[0].state == "predicting"
     table.move(A, "drawing")
@@ -45,7 +45,7 @@ def test_a_second_attempt_starts_at_the_beginning_and_keeps_the_clock() -> None:
     table.begin(A, now=10)
     table.move(A, "drawing")
     assert table.begin(A, now=20) == 2
-    assert table.rows()[0].state == "loading"
+    assert table.rows()[0].state == "waiting"
     table.end(A, EMPTY, now=25)
     row = table.rows()[0]
     assert (row.attempts, row.seconds, row.state) == (2, 15, "empty")
@@ -87,6 +87,7 @@ def test_the_summary_adds_up_what_has_ended() -> None:
     table = ProgressTable([A, B, C, ("job", "d")])
     table.begin(A, now=0)
     table.begin(B, now=0)
+    table.move(B, "loading")
     table.end(A, DONE, now=1)
     table.end(C, replace(DONE, length_m=10), now=1)
     summary = table.summary()

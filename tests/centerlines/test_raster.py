@@ -22,7 +22,7 @@ PLACE = Affine(1, 0, 500_000, 0, -1, 500_000)
 
 def _picture(count: int = 4, height: int = 40, width: int = 50, dtype: str = "uint8") -> NDArray[Any]:
     pixels: NDArray[Any] = np.random.default_rng(0).integers(1, 200, (count, height, width)).astype(dtype)
-    return pixels
+    return pixels / 255 if np.issubdtype(pixels.dtype, np.floating) else pixels
 
 
 def _write(
@@ -143,7 +143,9 @@ def test_a_missing_band_says_what_the_file_has_and_how_to_name_it(
 ) -> None:
     """The reason in progress.csv is all a person has to repair a thousand tiles with."""
     path = _write(tmp_path / "x.tif", _picture(count), colours=colours, descriptions=descriptions)
-    with pytest.raises(TileError, match=rf"^tile x\.tif: .*{reason}.*; name the bands with --bands R=1,G=2,B=3,NIR=4$"):
+    # With a band number that the file does not have, the next message would be about that.
+    example = "R=1,G=2,B=3,NIR=4" if count > 3 else "NIR=1,G=2,B=3 if one of them is near infrared"
+    with pytest.raises(TileError, match=rf"^tile x\.tif: .*{reason}.*; name the bands with --bands {example}$"):
         read_tile(path)
 
 
@@ -233,6 +235,19 @@ def test_the_divisor_follows_the_bits_in_use(
     tile = read_tile(_write(tmp_path / "a.tif", pixels, **profile))
     assert tile.divisor == divisor
     assert tile.pixels.dtype == dtype
+
+
+@pytest.mark.parametrize("largest", [1.0, 1.3, 255.0])
+def test_floats_are_on_the_scale_from_0_to_1(tmp_path: Path, largest: float) -> None:
+    """A model would get values 255 times too large, and answer anything; a little glare is no error."""
+    pixels = np.zeros((4, 20, 20), dtype=np.float32)
+    pixels[1, 3, 3] = largest
+    path = _write(tmp_path / "a.tif", pixels)
+    if largest < 2:
+        assert read_tile(path).divisor == 1
+    else:
+        with pytest.raises(TileError, match=r"^tile a\.tif: has floats up to 255, they must be on the 0-1 scale"):
+            read_tile(path)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint32", "complex64"])

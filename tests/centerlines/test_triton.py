@@ -326,9 +326,9 @@ def test_a_refusal_is_never_tried_again(code: grpc.StatusCode) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda chips: _halves(chips)[:1], r"shape \[1, 2, 8, 8\] of sem_seg, not \[2, 2, 8, 8\]"),
-        (lambda chips: _halves(chips)[:, :1], r"shape \[2, 1, 8, 8\]"),
-        (lambda chips: _halves(chips)[:, :, :4], r"shape \[2, 2, 4, 8\]"),
+        (lambda chips: _halves(chips)[:1], r"FP32 \[1, 2, 8, 8\] of sem_seg, not FP32 \[2, 2, 8, 8\]"),
+        (lambda chips: _halves(chips)[:, :1], r"FP32 \[2, 1, 8, 8\]"),
+        (lambda chips: _halves(chips)[:, :, :4], r"FP32 \[2, 2, 4, 8\]"),
     ],
 )
 def test_an_answer_of_another_shape_is_no_answer(
@@ -341,7 +341,7 @@ def test_an_answer_of_another_shape_is_no_answer(
 
 def test_an_answer_without_the_output_is_no_answer() -> None:
     """It must be an error of the endpoint, not of the pipeline."""
-    with pytest.raises(EndpointError, match=r"^model segment answered with no shape of sem_seg, not"):
+    with pytest.raises(EndpointError, match=r"^model segment answered with nothing of sem_seg, not"):
         infer(Triton(output="other"), chips_of(1, 3, 8, 8))
 
 

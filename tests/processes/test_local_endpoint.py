@@ -62,6 +62,7 @@ def test_two_endpoints_run_side_by_side_and_end_apart(protocol_models: Path) -> 
 PARTS: dict[str, tuple[Callable[[RunningEndpoint], int], str]] = {
     "Triton": (lambda endpoint: endpoint.triton_pid, "tritonserver was killed by signal 9"),
     "Ray Serve": (lambda endpoint: endpoint.ray_pid, "the Ray Serve process was killed by signal 9"),
+    "HAProxy": (lambda endpoint: endpoint.pid_of("haproxy"), "HAProxy has ended"),
     "raylet": (lambda endpoint: endpoint.pid_of("raylet"), "Ray's raylet has ended"),
     "GCS": (lambda endpoint: endpoint.pid_of("gcs_server"), "Ray's gcs_server has ended"),
 }

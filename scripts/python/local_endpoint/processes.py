@@ -103,8 +103,19 @@ def log_tail(log: Path, *, lines: int = 15, only: Iterable[str] = ()) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether the process is there and is not a zombie."""
+    """Tell whether the process is there and is not a zombie; the pid 0 is no process."""
+    if pid == 0:
+        return False
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def find_descendant(name: str) -> int:
+    """Return the pid of a program of this name below this process; 0 if there is none."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+                return process.pid
+    return 0

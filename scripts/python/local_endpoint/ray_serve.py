@@ -53,6 +53,9 @@ def environment(ports: Ports, *, ingress: Ingress, folder: Path, forwarder: Path
         "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": "1048576",
         "RAY_SERVE_HAPROXY_H2_BE_INITIAL_WINDOW_SIZE": "1048576",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        # By default the 101st stream of a channel waits for another to end.
+        "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "10000",
+        "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "10000",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_statistics),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
@@ -135,7 +138,12 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
     state.set_processes(_ray_processes())
     serve.start(
         http_options={"host": "127.0.0.1", "port": ports.http},
-        grpc_options={"port": ports.grpc, "grpc_servicer_functions": ["triton_forwarder:add_servicer_to_server"]},
+        grpc_options={
+            "port": ports.grpc,
+            "grpc_servicer_functions": ["triton_forwarder:add_servicer_to_server"],
+            # Triton has none, and this one could not describe the messages.
+            "enable_reflection": False,
+        },
     )
     serve.run(build_app({"triton_address": f"127.0.0.1:{ports.triton_grpc}"}), name="triton", route_prefix="/")
     state.set_running()

@@ -240,6 +240,7 @@ class TileLoaderActor(_Actor):
             )
         )
         height, width = tile.valid.shape
+        tile.georeference.check(height=height, width=width)
         grid = ChipGrid(height, width, chip_size=job.requested_chip_size, overlap=job.requested_chip_overlap)
         pixels = await asyncio.to_thread(fill_invalid, tile.pixels, tile.valid)
         numbers = chips_with_data(tile.valid, grid)

@@ -4,10 +4,10 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--endpoint", metavar="HOST:PORT", required=True, help="speaks Triton's gRPC protocol")
     command.add_argument("--model", metavar="NAME", required=True, help="the segmentation model at the endpoint")
     command.add_argument("--model-version", metavar="N", default="", help="default: the latest")
-    command.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the results")
+    command.add_argument("--output", metavar="DIR", required=True, help="folder for the results")
     command.add_argument("--job-id", metavar="NAME", default="", help="name of this set of tiles (default: the time)")
     command.add_argument("--chip-size", metavar="PIXELS", type=int, default=256, help="default: 256")
     command.add_argument("--chip-overlap", metavar="PIXELS", type=int, default=32, help="default: 32")
@@ -86,9 +86,11 @@ def _run_tiles(given: argparse.Namespace) -> int:
         raise UsageError(f"--endpoint {given.endpoint!r}: write HOST:PORT, for example 127.0.0.1:9000")
     if not given.model:
         raise UsageError("--model '': must be the name of a model at the endpoint")
+    if not given.output:
+        raise UsageError("--output '': name a folder for the results")
     if not 0 <= given.wait_for_endpoint < math.inf:
         raise UsageError(f"--wait-for-endpoint {given.wait_for_endpoint:g}: must be 0 or more seconds")
-    bands = parse_bands(given.bands) if given.bands else None
+    bands = None if given.bands is None else parse_bands(given.bands)
     paths, source = find_tiles(given.tiles)
     job_id = given.job_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     jobs = build_tile_jobs(
@@ -125,8 +127,17 @@ def _run_tiles(given: argparse.Namespace) -> int:
     return result.exit_code
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM; it ends a run as Ctrl-C does."""
+
+
+def _terminate(_signum: int, _frame: object) -> None:
+    raise _Terminated
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         given = _parser().parse_args(arguments)
         code: int = given.function(given)
@@ -136,7 +147,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except CenterlinesError as error:
         print(f"centerlines: {error}", file=sys.stderr)  # noqa: T201
         code = 1
-    except KeyboardInterrupt:
-        print("centerlines: interrupted; progress.csv tells which tiles have ended", file=sys.stderr)  # noqa: T201
-        code = 130
+    except KeyboardInterrupt as stop:
+        signum = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+        print(f"centerlines: stopped by {signum.name}; progress.csv tells which tiles have ended", file=sys.stderr)  # noqa: T201
+        code = 128 + signum
     sys.exit(code)

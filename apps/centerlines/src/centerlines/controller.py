@@ -4,7 +4,9 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -180,6 +182,7 @@ class ControllerActor:
         try:
             async with self._loaders.lend() as loader:
                 await self._dispatching.wait()
+                self._table.move(job.key, "loading")
                 # Taken now: what is lost from here on may have been this tile's.
                 answers_lost = self._answers_lost
                 await self._aggregator.expect.remote(key)
@@ -435,9 +438,13 @@ def _ray(address: str | None, *, cpus: int) -> Iterator[None]:
         if port.isdecimal():
             # Ray itself tries for minutes, and tells of every try.
             socket.create_connection((host, int(port)), timeout=FIRST_LOOK_S).close()
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError) as error:
         raise UsageError(f"--ray-address {address}: no Ray cluster answers there ({one_line(error)})") from error
+    if callable(on_sigterm) and threading.current_thread() is threading.main_thread():
+        # Ray puts a handler in its place that prints the stack of its own code.
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:

@@ -18,6 +18,8 @@ __all__ = ["Display", "LiveDisplay", "PlainDisplay", "display_for"]
 
 LINE_PERIOD_S = 5.0
 BAR_WIDTH = 60
+# How much of a tile's way lies behind it, for the estimate.
+SHARE_DONE = {"loading": 0.2, "predicting": 0.5, "drawing": 0.8}
 
 
 class Display(Protocol):
@@ -34,20 +36,24 @@ def _minutes(seconds: float) -> str:
 
 
 class _Pace:
-    """Rate and estimate, from the time since the first summary."""
+    """Rate and estimate, from the time since work began."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._start = clock()
+        self._start = self._idle_until = clock()
 
     def line(self, summary: Summary) -> str:
-        elapsed = self._clock() - self._start
-        text = f"{summary.ended}/{summary.tiles} tiles  {_minutes(elapsed)}"
-        if summary.ended and elapsed > 0:
-            rate = summary.ended / elapsed
-            text += f"  {60 * rate:.1f} tiles/min  {summary.chips / elapsed:.0f} chips/s"
-            if left := summary.tiles - summary.ended:
-                text += f"  about {_minutes(left / rate)} left"
+        now = self._clock()
+        if summary.states["waiting"] == summary.tiles:
+            self._idle_until = now
+        text = f"{summary.ended}/{summary.tiles} tiles  {_minutes(now - self._start)}"
+        working = now - self._idle_until
+        if summary.ended and working > 0:
+            text += f"  {60 * summary.ended / working:.1f} tiles/min  {summary.chips / working:.0f} chips/s"
+            # Tiles under way count in part: those that began together end together, and not at the pace of the first.
+            done = summary.ended + sum(share * summary.states[state] for state, share in SHARE_DONE.items())
+            if summary.ended < summary.tiles:
+                text += f"  about {_minutes(working * (summary.tiles / done - 1))} left"
         return text
 
 

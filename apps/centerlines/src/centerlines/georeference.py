@@ -16,6 +16,11 @@ __all__ = ["Georeference", "PixelSize"]
 _WGS84 = Geod(ellps="WGS84")
 # Long enough to drown the projection's rounding, short enough that the scale does not change along it.
 _BASELINE_PIXELS = 32.0
+# A path is 1 to 3 m wide: at these limits it is hundreds of pixels wide, or less than one.
+_SMALLEST_PIXEL_M = 0.01
+_LARGEST_PIXEL_M = 10.0
+# Degrees at 78 degrees of latitude.
+_LARGEST_ASPECT = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,26 @@ class Georeference:
             return PixelSize(x=float(lengths[0]) / _BASELINE_PIXELS, y=float(lengths[1]) / _BASELINE_PIXELS)
         except ValueError as error:
             raise TileError(f"{error} at the tile's centre; check the tile's georeference") from error
+
+    def check(self, *, height: int, width: int) -> None:
+        """Refuse a tile of ``height`` x ``width`` pixels whose lines would make no sense.
+
+        Raises:
+            TileError: pixels far too small, too large or too oblong for paths, most often by a wrong CRS; or a tile
+                across the antimeridian or a pole, where longitudes jump.
+        """
+        size = self.pixel_size(height=height, width=width)
+        small, large = sorted((size.x, size.y))
+        if small < _SMALLEST_PIXEL_M or large > _LARGEST_PIXEL_M or large > _LARGEST_ASPECT * small:
+            raise TileError(
+                f"pixels of {size.x:.3g} x {size.y:.3g} m: must be from {_SMALLEST_PIXEL_M:g} to {_LARGEST_PIXEL_M:g} m"
+                f" and at most {_LARGEST_ASPECT:g} times as long as wide; check the tile's georeference and CRS"
+            )
+        longitudes = self.outline(height=height, width=width)[:, 0]
+        if np.abs(longitudes).max() > 180 or np.ptp(longitudes) > 180:
+            raise TileError(
+                "lies across the antimeridian or a pole, where GeoJSON cannot show a line; cut the tile there"
+            )
 
     def to_lonlat(self, xy: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert pixel coordinates (n, 2), x before y, to WGS 84 longitude and latitude in degrees (n, 2).

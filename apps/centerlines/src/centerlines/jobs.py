@@ -84,8 +84,8 @@ def build_tile_jobs(
     if target_format != TARGET_FORMAT:
         raise UsageError(f"target format {target_format!r} is unknown; use {TARGET_FORMAT!r}")
     size = requested_chip_size
-    if size < 16:
-        raise UsageError(f"chip size {size}: must be at least 16 pixels")
+    if not 16 <= size <= 4096:
+        raise UsageError(f"chip size {size}: must be from 16 to 4096 pixels")
     if not 0 <= requested_chip_overlap <= size // 2:
         raise UsageError(f"chip overlap {requested_chip_overlap}: must be from 0 to half the chip size, {size // 2}")
     input_size = (3, size, size) if target_model_input_size is None else tuple(target_model_input_size)

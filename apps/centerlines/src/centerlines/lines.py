@@ -87,7 +87,7 @@ def clean_mask(
 
     Args:
         probability: (height, width), 0-1; NaN is below every threshold.
-        valid: (height, width); the mask is 0 where there is no data.
+        valid: (height, width); the mask is 0 where there is no data, but for holes that are small.
         threshold: A pixel is foreground from this probability on.
         pixel_size: Size of a pixel.
         settings: What counts as small.
@@ -95,14 +95,16 @@ def clean_mask(
     Returns:
         (height, width), 0 or 1.
     """
+    pixel_area = pixel_size.x * pixel_size.y
+    # Single pixels without data, as of a glare that is also the nodata value, are no holes in a path either.
+    covered = valid.astype(np.uint8)
+    _drop_small(covered, 0, smallest=settings.smallest_hole_m2 / pixel_area, connectivity=8)
     mask = ((probability >= threshold) & valid).astype(np.uint8)
     kernel = np.ones([2 * round(settings.closing_m / size) + 1 for size in (pixel_size.y, pixel_size.x)], np.uint8)
     mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, kernel), dtype=np.uint8)
-    pixel_area = pixel_size.x * pixel_size.y
     _drop_small(mask, 1, smallest=settings.smallest_region_m2 / pixel_area, connectivity=8)
     _drop_small(mask, 0, smallest=settings.smallest_hole_m2 / pixel_area, connectivity=4)
-    mask[~valid] = 0
-    return mask
+    return np.asarray(mask & covered, dtype=np.uint8)
 
 
 def _drop_small(mask: NDArray[np.uint8], value: int, *, smallest: float, connectivity: int) -> None:

@@ -105,10 +105,10 @@ class ProgressTable:
         """Begin an attempt at a tile; return its number, from 1."""
         self._begun.setdefault(key, now)
         row = self._open_row(key)
-        self._rows[key] = replace(row, state="loading", attempts=row.attempts + 1)
+        self._rows[key] = replace(row, state="waiting", attempts=row.attempts + 1)
         return row.attempts + 1
 
-    def move(self, key: TileKey, state: Literal["predicting", "drawing"]) -> None:
+    def move(self, key: TileKey, state: Literal["loading", "predicting", "drawing"]) -> None:
         """Note that a tile has come to a later stage."""
         self._rows[key] = replace(self._open_row(key), state=state)
 

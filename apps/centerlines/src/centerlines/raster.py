@@ -39,6 +39,7 @@ _ROLES_OF_COLOURS: dict[ColorInterp, BandRole] = {
     ColorInterp.nir: "NIR",
 }
 _EXAMPLE = "--bands R=1,G=2,B=3,NIR=4"
+_EXAMPLE_OF_THREE = "--bands NIR=1,G=2,B=3 if one of them is near infrared"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def read_tile(
             divisor = _divisor(dataset, indexes, name)
             pixels = dataset.read(indexes)
             valid = _valid(dataset, indexes, pixels)
+            _check_floats(pixels, valid, name)
     except RasterioError as error:
         raise TileReadError(f"tile {name}: cannot be read: {_gdal_words(error, source, name)}") from error
     return Tile(name=name, pixels=pixels, valid=valid, divisor=divisor, transform=transform, crs=file_crs)
@@ -187,7 +189,7 @@ def _choose_bands(dataset: Any, wanted: tuple[BandRole, ...], explicit: Mapping[
             noun = "band" if len(labels) == 1 else "bands"
             raise TileError(
                 f"tile {name}: {channels} needs a {_NAMES[role]} band, the file has {len(labels)} {noun}"
-                f" ({', '.join(labels)}); name the bands with {_EXAMPLE}"
+                f" ({', '.join(labels)}); name the bands with {_EXAMPLE if len(labels) > 3 else _EXAMPLE_OF_THREE}"
             )
     return [found[role] for role in wanted]
 
@@ -229,6 +231,15 @@ def _divisor(dataset: Any, indexes: list[int], name: str) -> float:
         )
     bits = int(dataset.tags(indexes[0], ns="IMAGE_STRUCTURE").get("NBITS", 8 * np.dtype(dtype).itemsize))
     return float(2**bits - 1)
+
+
+def _check_floats(pixels: NDArray[Any], valid: NDArray[np.bool_], name: str) -> None:
+    """Refuse floats that are not on the 0-1 scale; a little more than 1 is glare in a reflectance."""
+    if np.issubdtype(pixels.dtype, np.floating) and valid.any() and (largest := pixels[:, valid].max()) > 2:
+        raise TileError(
+            f"tile {name}: has floats up to {largest:.6g}, they must be on the 0-1 scale;"
+            " convert it, for example with gdal_translate -scale"
+        )
 
 
 def _valid(dataset: Any, indexes: list[int], pixels: NDArray[Any]) -> NDArray[np.bool_]:

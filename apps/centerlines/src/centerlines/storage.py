@@ -114,7 +114,10 @@ def find_tiles(sources: Sequence[str]) -> tuple[list[str], TileSource]:
 
 
 def _local_tiles(source: str) -> list[str]:
-    path = Path(source)
+    if not source:
+        raise UsageError("tile '': name a file or a folder, this is empty")
+    # One spelling for one file, so that it is not worked on twice.
+    path = Path(os.path.normpath(source))
     try:
         if path.is_file():
             return [str(path)]

@@ -26,7 +26,8 @@ CHANNEL_OPTIONS = [
 ]
 
 CHANNELS = 3
-REQUEST_TIMEOUT_S = 300.0
+# However short the patience: a large batch may wait in the queue of a busy endpoint.
+LEAST_REQUEST_TIMEOUT_S = 60.0
 LOOK_UP_TIMEOUT_S = 30.0
 # What passes by itself: a server that starts, drains, restarts, or has a full queue.
 TEMPORARY = {"StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED"}
@@ -67,6 +68,7 @@ class ModelClient:
         self._client = client
         self.model = model
         self._backoff = Backoff(patience_s)
+        self._timeout_s = max(patience_s, LEAST_REQUEST_TIMEOUT_S)
 
     async def infer(self, chips: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits (n, 2, rows, columns) of normalised chips (n, 3, rows, columns).
@@ -88,10 +90,14 @@ class ModelClient:
                     [tensor],
                     model_version=self.model.version,
                     outputs=[output],
-                    client_timeout=REQUEST_TIMEOUT_S,
+                    client_timeout=self._timeout_s,
                 )
                 break
             except InferenceServerException as error:
+                if error.status() == "StatusCode.DEADLINE_EXCEEDED":
+                    raise EndpointError(
+                        f"the endpoint did not answer a request within {self._timeout_s:g} s"
+                    ) from error
                 if error.status() not in TEMPORARY:
                     raise RequestRefusedError(f"the endpoint refused a batch of chips: {describe(error)}") from error
                 wait = next(waits, None)
@@ -100,13 +106,22 @@ class ModelClient:
                         f"the endpoint was unavailable for {self._backoff.patience_s:g} s: {describe(error)}"
                     ) from error
             await asyncio.sleep(wait)
-        logits: NDArray[np.float32] | None = result.as_numpy(self.model.output_name)
-        expected = (len(chips), 2, *chips.shape[2:])
-        if logits is None or logits.shape != expected:
-            shape = "no shape" if logits is None else f"shape {list(logits.shape)}"
-            raise EndpointError(
-                f"model {self.model.name} answered with {shape} of {self.model.output_name}, not {list(expected)}"
-            )
+        return self._logits(result, expected=(len(chips), 2, *chips.shape[2:]))
+
+    def _logits(self, result: triton_grpc.InferResult, *, expected: tuple[int, ...]) -> NDArray[np.float32]:
+        name = self.model.output_name
+        answered = f"model {self.model.name} answered with {{}} of {name}, not FP32 {list(expected)}"
+        output = result.get_output(name)
+        if output is None:
+            raise EndpointError(answered.format("nothing"))
+        if (output.datatype, tuple(output.shape)) != ("FP32", expected):
+            raise EndpointError(answered.format(f"{output.datatype} {list(output.shape)}"))
+        try:
+            logits: NDArray[np.float32] | None = result.as_numpy(name)
+        except ValueError:  # as many bytes as its shape does not need
+            logits = None
+        if logits is None:
+            raise EndpointError(answered.format("other bytes than its shape needs"))
         return logits
 
 
