@@ -58,6 +58,8 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     for_ever: bool = False
     answer: Callable[[NDArray[np.float32]], NDArray[np.float32]] = _halves
     output: str = "sem_seg"
+    datatype: str = "FP32"
+    cut_bytes: int = 0
     calls: int = 0
     requests: list[Any] = field(default_factory=list)
 
@@ -79,8 +81,9 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.requests.append(request)
         chips = np.frombuffer(request.raw_input_contents[0], np.float32).reshape(request.inputs[0].shape)
         logits = self.answer(chips)
-        response = service_pb2.ModelInferResponse(model_name=request.model_name, raw_output_contents=[logits.tobytes()])
-        response.outputs.add(name=self.output, datatype="FP32", shape=logits.shape)
+        raw = logits.tobytes()[self.cut_bytes :]
+        response = service_pb2.ModelInferResponse(model_name=request.model_name, raw_output_contents=[raw])
+        response.outputs.add(name=self.output, datatype=self.datatype, shape=logits.shape)
         return response
 
 
@@ -337,6 +340,28 @@ def test_an_answer_of_another_shape_is_no_answer(
     """A model with a fixed or halved output would be drawn in the wrong place."""
     with pytest.raises(EndpointError, match=f"^model segment answered with {words}"):
         infer(Triton(answer=answer), chips_of(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("answering", "words"),
+    [
+        ({"datatype": "INT32"}, r"INT32 \[1, 2, 8, 8\] of sem_seg, not FP32 \[1, 2, 8, 8\]"),
+        ({"cut_bytes": 4}, "other bytes than its shape needs of sem_seg"),
+        ({"cut_bytes": 3}, "other bytes than its shape needs of sem_seg"),
+    ],
+)
+def test_an_answer_of_another_type_or_length_is_no_answer(answering: dict[str, Any], words: str) -> None:
+    """Integers read as logits are an empty map that looks like success."""
+    with pytest.raises(EndpointError, match=f"^model segment answered with {words}"):
+        infer(Triton(**answering), chips_of(1, 3, 8, 8))
+
+
+def test_a_request_without_an_answer_ends_the_run() -> None:
+    """A hung server must not cost each tile three time-outs, nor the tile the blame."""
+    triton = Triton(failures=[(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")], for_ever=True)
+    with pytest.raises(EndpointError, match=r"^the endpoint did not answer a request within 60 s$"):
+        infer(triton, chips_of(1, 3, 8, 8))
+    assert triton.calls == 1
 
 
 def test_an_answer_without_the_output_is_no_answer() -> None:
