@@ -59,12 +59,12 @@ def test_two_endpoints_run_side_by_side_and_end_apart(protocol_models: Path) -> 
         assert not left, describe(left)
 
 
-PARTS: dict[str, tuple[Callable[[RunningEndpoint], int], str]] = {
-    "Triton": (lambda endpoint: endpoint.triton_pid, "tritonserver was killed by signal 9"),
-    "Ray Serve": (lambda endpoint: endpoint.ray_pid, "the Ray Serve process was killed by signal 9"),
-    "HAProxy": (lambda endpoint: endpoint.pid_of("haproxy"), "HAProxy has ended"),
-    "raylet": (lambda endpoint: endpoint.pid_of("raylet"), "Ray's raylet has ended"),
-    "GCS": (lambda endpoint: endpoint.pid_of("gcs_server"), "Ray's gcs_server has ended"),
+PARTS: dict[str, tuple[Callable[[RunningEndpoint], list[int]], str]] = {
+    "Triton": (lambda endpoint: [endpoint.triton_pid], "tritonserver was killed by signal 9"),
+    "Ray Serve": (lambda endpoint: [endpoint.ray_pid], "the Ray Serve process was killed by signal 9"),
+    "HAProxy": (lambda endpoint: endpoint.pids_of("haproxy"), "HAProxy has ended"),
+    "raylet": (lambda endpoint: endpoint.pids_of("raylet"), "Ray's raylet has ended"),
+    "GCS": (lambda endpoint: endpoint.pids_of("gcs_server"), "Ray's gcs_server has ended"),
 }
 
 
@@ -77,13 +77,14 @@ def port() -> int:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_dies_is_named_and_takes_the_rest_with_it(protocol_models: Path, port: int, part: str) -> None:
     """Half an endpoint would leave the user with errors at the client, and processes in the background."""
-    pid, words = PARTS[part]
+    pids, words = PARTS[part]
     with running_endpoint(protocol_models, grpc_port=port, exit_code=1) as endpoint:
         assert endpoint.address == f"127.0.0.1:{port}"
         assert answers(endpoint.address)
         held = shared_memory(endpoint)
         assert held
-        os.kill(pid(endpoint), signal.SIGKILL)
+        for pid in pids(endpoint):
+            os.kill(pid, signal.SIGKILL)
         assert endpoint.wait_for_exit() == 1
         assert f"local-endpoint: {words}; the end of " in endpoint.output()
         assert "Traceback" not in endpoint.output().partition("the end of")[0]

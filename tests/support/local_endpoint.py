@@ -90,10 +90,11 @@ class RunningEndpoint(EndpointProgram):
         )
         return f"127.0.0.1:{port}"
 
-    def pid_of(self, name: str) -> int:
-        """Return the pid of the one process of the endpoint that has this name."""
-        (process,) = (each for each in self.started.processes() if each.name() == name)
-        return int(process.pid)
+    def pids_of(self, name: str) -> list[int]:
+        """Return the pids of the endpoint's processes that have this name; of HAProxy, some that end after a reload."""
+        pids = [int(each.pid) for each in self.started.processes() if each.name() == name]
+        assert pids, f"no {name} among the processes of the endpoint"
+        return pids
 
 
 @contextmanager

@@ -127,17 +127,17 @@ def _run_tiles(given: argparse.Namespace) -> int:
     return result.exit_code
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM; it ends a run as Ctrl-C does."""
-
-
-def _terminate(_signum: int, _frame: object) -> None:
-    raise _Terminated
-
-
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    stopped_by = signal.SIGINT
+
+    def terminate(_signum: int, _frame: object) -> None:
+        """End the run as Ctrl-C does. Kept apart by a variable: Ray raises a KeyboardInterrupt of its own instead."""
+        nonlocal stopped_by
+        stopped_by = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         given = _parser().parse_args(arguments)
         code: int = given.function(given)
@@ -147,8 +147,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except CenterlinesError as error:
         print(f"centerlines: {error}", file=sys.stderr)  # noqa: T201
         code = 1
-    except KeyboardInterrupt as stop:
-        signum = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
-        print(f"centerlines: stopped by {signum.name}; progress.csv tells which tiles have ended", file=sys.stderr)  # noqa: T201
-        code = 128 + signum
+    except KeyboardInterrupt:
+        message = f"centerlines: stopped by {stopped_by.name}; progress.csv tells which tiles have ended"
+        print(message, file=sys.stderr)  # noqa: T201
+        code = 128 + stopped_by
     sys.exit(code)
