@@ -14,7 +14,6 @@ ControllerActor in controller.py starts the actors and takes each tile from one 
 
 import asyncio
 import itertools
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,14 +134,6 @@ class LoadedTile:
     """Time for reading and cutting, without waiting for room in the queue."""
 
 
-class Health(NamedTuple):
-    """An actor's answer to the controller's question how it is."""
-
-    pid: int
-    memory_bytes: int
-    """Memory of the process that it does not share."""
-
-
 class _Actor:
     """What all actors answer; heavy work runs in threads, so that they always do."""
 
@@ -150,10 +141,10 @@ class _Actor:
         # Actors share the machine's cores among themselves; a pool of threads in each would only fight.
         cv2.setNumThreads(1)
 
-    async def health(self) -> Health:
-        """Tell that the actor lives and what it holds."""
+    async def health(self) -> int:
+        """Tell that the actor lives: return the bytes of memory that its process does not share."""
         # Not in a thread: the answer must not wait for one while all are at work.
-        return Health(os.getpid(), psutil.Process().memory_full_info().uss)
+        return int(psutil.Process().memory_full_info().uss)
 
 
 @ray.remote

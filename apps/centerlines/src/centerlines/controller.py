@@ -234,8 +234,7 @@ class ControllerActor:
         while True:
             memory_bytes = 0
             try:
-                health = await asyncio.wait_for(actor.health.remote(), patience_s)
-                memory_bytes = health.memory_bytes
+                memory_bytes = await asyncio.wait_for(actor.health.remote(), patience_s)
                 patience_s = self._settings.hung_after_s
             except TimeoutError:
                 logger.warning("%s does not answer, it is started again", actor)
