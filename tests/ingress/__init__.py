@@ -1,0 +1,1 @@
+"""Tests of charts/triton-ray/files/triton_ingress."""
