@@ -18,28 +18,30 @@ MODEL_CONTROL = "allow_model_control"
 TRACE_AND_LOG = "allow_trace_and_log_settings"
 SHARED_MEMORY = "allow_shared_memory"
 
-# RPC -> the forwarder setting that allows it; None: always forwarded.
-DECISIONS: dict[str, str | None] = {
-    "ServerLive": None,
-    "ServerReady": None,
-    "ModelReady": None,
-    "ServerMetadata": None,
-    "ModelMetadata": None,
-    "ModelInfer": None,
-    "ModelStreamInfer": None,
-    "ModelConfig": None,
-    "ModelStatistics": None,
-    "RepositoryIndex": None,
-    "RepositoryModelLoad": MODEL_CONTROL,
-    "RepositoryModelUnload": MODEL_CONTROL,
-    "SystemSharedMemoryStatus": SHARED_MEMORY,
-    "SystemSharedMemoryRegister": SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": SHARED_MEMORY,
-    "CudaSharedMemoryStatus": SHARED_MEMORY,
-    "CudaSharedMemoryRegister": SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": SHARED_MEMORY,
-    "TraceSetting": TRACE_AND_LOG,
-    "LogSettings": TRACE_AND_LOG,
+ONE, ALL = "replica", "fleet"
+
+# RPC -> whether one Triton can answer, and the forwarder setting that allows it; None: always.
+DECISIONS: dict[str, tuple[str, str | None]] = {
+    "ServerLive": (ONE, None),
+    "ServerReady": (ONE, None),
+    "ModelReady": (ALL, None),
+    "ServerMetadata": (ONE, None),
+    "ModelMetadata": (ONE, None),
+    "ModelInfer": (ONE, None),
+    "ModelStreamInfer": (ONE, None),
+    "ModelConfig": (ONE, None),
+    "ModelStatistics": (ALL, None),
+    "RepositoryIndex": (ALL, None),
+    "RepositoryModelLoad": (ALL, MODEL_CONTROL),
+    "RepositoryModelUnload": (ALL, MODEL_CONTROL),
+    "SystemSharedMemoryStatus": (ONE, SHARED_MEMORY),
+    "SystemSharedMemoryRegister": (ONE, SHARED_MEMORY),
+    "SystemSharedMemoryUnregister": (ONE, SHARED_MEMORY),
+    "CudaSharedMemoryStatus": (ONE, SHARED_MEMORY),
+    "CudaSharedMemoryRegister": (ONE, SHARED_MEMORY),
+    "CudaSharedMemoryUnregister": (ONE, SHARED_MEMORY),
+    "TraceSetting": (ALL, TRACE_AND_LOG),
+    "LogSettings": (ALL, TRACE_AND_LOG),
 }
 
 HEADER = '''"""The RPCs of Triton's GRPCInferenceService, and what the endpoint does with each.
@@ -56,10 +58,11 @@ class Rpc(NamedTuple):
     """One RPC of the service."""
 
     name: str
-    kind: Literal["unary_unary", "stream_stream"]
-    policy: Literal["forward", "refuse"]
+    kind: Literal["unary_unary", "unary_stream", "stream_stream"]
+    scope: Literal["replica", "fleet"]
+    """Whether the Triton beside one replica can answer, or all must be asked."""
     allowed_by: str | None = None
-    """The forwarder setting that turns `refuse` into `forward`."""
+    """The forwarder setting without which it is refused; None: always answered."""
 
 
 RPCS = (
@@ -112,9 +115,9 @@ def render() -> str:
         )
     lines = []
     for name, kind in kinds.items():
-        allowed_by = DECISIONS[name]
-        policy = f'"refuse", "{allowed_by}"' if allowed_by else '"forward"'
-        lines.append(f'    Rpc("{name}", "{kind}", {policy}),\n')
+        scope, allowed_by = DECISIONS[name]
+        allowed = f', "{allowed_by}"' if allowed_by else ""
+        lines.append(f'    Rpc("{name}", "{kind}", "{scope}"{allowed}),\n')
     return HEADER.format(service=service) + "".join(lines) + ")\n"
 
 

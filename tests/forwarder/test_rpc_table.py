@@ -4,8 +4,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 import generate_rpc_table
-from triton_forwarder.forwarder import EXTENSIONS, Forwarder, Settings
+from triton_forwarder.channel import SERVICES
+from triton_forwarder.forwarder import EXTENSIONS, Forwarder
 from triton_forwarder.rpc_table import RPCS, SERVICE
+from triton_forwarder.settings import Settings
 
 
 def test_the_committed_table_is_what_the_generator_writes() -> None:
@@ -28,11 +30,17 @@ def test_the_table_has_every_rpc_of_the_protocol_with_its_streaming_kind() -> No
 def test_every_rpc_has_a_method_and_every_refusal_a_setting_that_lifts_it() -> None:
     """A refusal that names a setting which does not exist leaves the operator without a way out."""
     settings = set(Settings.__dataclass_fields__)
-    for rpc in RPCS:
+    for rpc in (rpc for rpcs in SERVICES.values() for rpc in rpcs):
         assert hasattr(Forwarder, rpc.name)
-        assert (rpc.policy == "refuse") == (rpc.allowed_by is not None)
         assert rpc.allowed_by is None or rpc.allowed_by in settings
     assert set(EXTENSIONS.values()) == {rpc.allowed_by for rpc in RPCS if rpc.allowed_by}
+
+
+def test_what_is_about_all_replicas_is_not_answered_by_one() -> None:
+    """A model loaded on one of three replicas would be found by every third request only."""
+    about_all = {"ModelReady", "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"}
+    assert {rpc.name for rpc in RPCS if rpc.scope == "fleet"} == about_all | {"TraceSetting", "LogSettings"}
+    assert all(rpc.kind == "unary_unary" for rpc in RPCS if rpc.scope == "fleet")
 
 
 @pytest.mark.parametrize("decisions", ["without ModelInfer", "with NoSuchRpc"])

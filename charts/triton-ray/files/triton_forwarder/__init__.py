@@ -4,6 +4,7 @@ The Serve configuration names two things of this package: `triton_forwarder:buil
 `triton_forwarder:add_servicer_to_server` (the service on Serve's gRPC port).
 """
 
-from triton_forwarder.forwarder import Settings, add_servicer_to_server, build_app
+from triton_forwarder.app import build_app
+from triton_forwarder.forwarder import add_servicer_to_server
 
-__all__ = ["Settings", "add_servicer_to_server", "build_app"]
+__all__ = ["add_servicer_to_server", "build_app"]

@@ -1,36 +1,33 @@
 """The Serve deployment that carries Triton's RPCs to the Triton in its own pod.
 
 Requests and responses stay bytes on the whole way: Serve would have to pickle protobuf messages, which fails for those
-of a stock tritonclient, and the Ray image needs no Triton stubs. Only the standard library, `ray` and `grpc` are
-imported, for the same reason.
+of a stock tritonclient, and the Ray image needs no Triton stubs. Only the standard library, `ray` and what it needs
+itself are imported, for the same reason.
 """
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
 import grpc
+import ray
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+from ray.serve.handle import DeploymentHandle
 
-from triton_forwarder.rpc_table import RPCS, SERVICE, Rpc
+from triton_forwarder.autoscaling import LOAD, TritonLoad
+from triton_forwarder.channel import SERVICES, TRUE, UNREACHABLE, TritonChannel, is_unreachable
+from triton_forwarder.connections import connections_to
+from triton_forwarder.fleet import ANSWER_S, CONTROL_S, Answer, Fleet
+from triton_forwarder.fleet_messages import fields, sequence_id
+from triton_forwarder.http import HttpForwarder
+from triton_forwarder.membership import Membership
+from triton_forwarder.rpc_table import RPCS, Rpc
+from triton_forwarder.settings import Settings
 
 logger = logging.getLogger("ray.serve")
-
-CHANNEL_OPTIONS = (
-    # gRPC's own limit of 4 MiB is less than one batch of images.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # Triton is in the same pod: never by way of a proxy that the pod's environment names.
-    ("grpc.enable_http_proxy", 0),
-    # A Triton that comes back after a crash is found within a second, not after gRPC's two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 # An extension that ServerMetadata may name -> the setting without which the endpoint refuses its RPCs.
 EXTENSIONS = {
@@ -41,51 +38,14 @@ EXTENSIONS = {
     "logging": "allow_trace_and_log_settings",
 }
 
+# What HAProxy adds to requests that it sends to the same replica as all others of their sequence. Only HAProxy knows:
+# it cannot read compressed requests, and those that come through Serve's proxies go to any replica.
+PINNED = "triton-ingress-sequence"
+
 # Metadata of one connection that must not go over to the next; content-type, te and user-agent gRPC itself replaces.
-HOP_METADATA = (":", "grpc-")
+HOP_METADATA = (":", "grpc-", PINNED)
 
-# How gRPC's own words about a failed connection name the other side.
-LOCAL_ADDRESS = re.compile(r"\b(ipv4:|ipv6:|unix:|dns:|resolving )")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the Serve configuration may set under `args`."""
-
-    triton_address: str = "127.0.0.1:8001"
-    """host:port of Triton's gRPC."""
-    startup_timeout_s: float = 600.0
-    """How long a replica waits at its start for Triton to be ready."""
-    health_timeout_s: float = 5.0
-    """How long a health check waits for Triton's answer."""
-    allow_model_control: bool = False
-    """Let clients load and unload models."""
-    allow_trace_and_log_settings: bool = False
-    """Let clients read and write Triton's trace and log settings."""
-    allow_shared_memory: bool = False
-    """Let clients register shared memory; useful only when they run in Triton's own pod."""
-
-    @classmethod
-    def from_args(cls, args: dict[str, Any]) -> "Settings":
-        """Check the application's `args`.
-
-        Raises:
-            ValueError: an unknown key, or a value of the wrong type or range; the message names it.
-        """
-        types = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in args.items():
-            if name not in types:
-                raise ValueError(f"unknown forwarder setting {name!r}; known are {', '.join(types)}")
-            number = types[name] is float and isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number or isinstance(value, types[name])):
-                raise ValueError(f"forwarder setting {name} is {value!r}, but must be a {types[name].__name__}")
-            if number and not 0 < value < float("inf"):
-                raise ValueError(f"forwarder setting {name} is {value!r}, but must be a number of seconds above 0")
-        settings = cls(**args)
-        host, _, port = settings.triton_address.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 65536):
-            raise ValueError(f"forwarder setting triton_address is {settings.triton_address!r}, but must be host:port")
-        return settings
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class _Message:
@@ -112,10 +72,9 @@ def _fail(context: RayServegRPCContext, code: grpc.StatusCode, details: str) -> 
 
 def _fail_as_triton(context: RayServegRPCContext, error: grpc.aio.AioRpcError) -> NoReturn:
     details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and LOCAL_ADDRESS.search(details):
-        # Not Triton's words but those of the connection to it, with addresses of the pod in them.
+    if is_unreachable(error):
         logger.warning("Triton cannot be reached: %s", details)
-        details = "Triton is not reachable, it may be restarting"
+        details = UNREACHABLE
     context.set_trailing_metadata(list(error.trailing_metadata() or ()))
     # Serve fills an empty text with one of its own.
     _fail(context, error.code(), details or error.code().name)
@@ -131,14 +90,35 @@ def _client_metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
     return [(key, value) for key, value in context.invocation_metadata() if not key.startswith(HOP_METADATA)]
 
 
+def _refuse_split_sequence(request: bytes, context: RayServegRPCContext, *, replicas: int) -> None:
+    if replicas < 2 or any(key == PINNED for key, _ in context.invocation_metadata()):
+        return
+    try:
+        sequence = sequence_id(request)
+    except ValueError:
+        return  # Triton refuses it.
+    if sequence is not None:
+        _fail(
+            context,
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"this request is one of the sequence {sequence[:64]!r}, and nothing sees to it that all of them reach the "
+            f"same of {replicas} replicas: send them in one stream (ModelStreamInfer), or uncompressed to an endpoint "
+            "whose ingress is direct or replica",
+        )
+
+
 def _unary(rpc: Rpc) -> Callable[..., Any]:
     async def method(self: "Forwarder", request: bytes, grpc_context: RayServegRPCContext) -> _Message:
         try:
-            call = self.stubs[rpc.name](request, metadata=_client_metadata(grpc_context))
+            if rpc.name == "ModelInfer":
+                _refuse_split_sequence(request, grpc_context, replicas=self.membership.replicas)
+            call = self.triton.stubs[rpc.name](request, metadata=_client_metadata(grpc_context))
             response: bytes = await call
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
             if rpc.name == "ServerMetadata":
                 response = self.hide_refused_extensions(response)
+        except RpcError:
+            raise
         except grpc.aio.AioRpcError as error:
             _fail_as_triton(grpc_context, error)
         except Exception:  # A bug here must not show its stack trace to the client.
@@ -154,7 +134,7 @@ def _stream(rpc: Rpc) -> Callable[..., Any]:
     ) -> AsyncIterator[_Message]:
         call = None
         try:
-            call = self.stubs[rpc.name](requests, metadata=_client_metadata(grpc_context))
+            call = self.triton.stubs[rpc.name](requests, metadata=_client_metadata(grpc_context))
             async for response in call:
                 yield _Message(response)
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
@@ -169,13 +149,45 @@ def _stream(rpc: Rpc) -> Callable[..., Any]:
     return method
 
 
-def _refusal(rpc: Rpc) -> Callable[..., Any]:
+def _for_the_fleet(rpc: Rpc) -> Callable[..., Any]:
+    async def method(self: "Forwarder", request: bytes, grpc_context: RayServegRPCContext) -> _Message:
+        try:
+            # A change may have to wait for another one.
+            async with asyncio.timeout(2 * CONTROL_S if rpc.allowed_by else 4 * ANSWER_S):
+                answer: Answer = await self.fleet.call.remote(rpc.name, request)
+        except Exception:  # The fleet's actor is on the head, which may be away for a while.
+            logger.warning("%s: the fleet does not answer", rpc.name, exc_info=True)
+            answer = Answer(
+                code=grpc.StatusCode.UNAVAILABLE.value[0],
+                details=f"{rpc.name} is about all replicas, and what knows them is not reachable, try again",
+            )
+        if answer.code:
+            _fail(grpc_context, CODES[answer.code], answer.details)
+        return _Message(answer.message)
+
+    return method
+
+
+def refusals(settings: Settings) -> dict[str, str]:
+    """Return what a caller is told, for each RPC that the settings do not allow."""
+    return {
+        rpc.name: f"{rpc.name} is refused by this endpoint; its operator can allow it with the setting {rpc.allowed_by}"
+        for rpc in RPCS
+        if rpc.allowed_by and not getattr(settings, rpc.allowed_by)
+    }
+
+
+def http_refusals(settings: Settings) -> dict[str, str]:
+    """Return the same for HTTP, where a request reaches one Triton alone."""
+    of_all = {rpc.name for rpc in RPCS if rpc.allowed_by and rpc.scope == "fleet" and settings.max_replicas > 1}
+    return {rpc: f"{rpc} by HTTP reaches one Triton of several, and is refused; use gRPC" for rpc in of_all} | refusals(
+        settings
+    )
+
+
+def _refusal(words: str) -> Callable[..., Any]:
     async def method(self: "Forwarder", request: bytes, grpc_context: RayServegRPCContext) -> NoReturn:  # noqa: ARG001
-        _fail(
-            grpc_context,
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"{rpc.name} is refused by this endpoint; its operator can allow it with the setting {rpc.allowed_by}",
-        )
+        _fail(grpc_context, grpc.StatusCode.PERMISSION_DENIED, words)
 
     return method
 
@@ -183,96 +195,119 @@ def _refusal(rpc: Rpc) -> Callable[..., Any]:
 class Forwarder:
     """One replica: an RPC method for each row of the table, and the health of the Triton beside it."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it on the user's loop
+    async def __init__(  # type: ignore[misc]  # Serve awaits it on the user's loop
+        self, settings: Settings, fleet: DeploymentHandle[Fleet], *, host: str = "", name: str = ""
+    ) -> None:
+        """Wait for Triton, and join the fleet.
+
+        Args:
+            settings: of all replicas.
+            fleet: handle of the deployment `Fleet`.
+            host: where Triton listens; by default the address of this node.
+            name: of this replica; by default the one that Serve gave it.
+        """
         self._settings = settings
-        channel = grpc.aio.insecure_channel(settings.triton_address, options=CHANNEL_OPTIONS)
-        self.stubs = {rpc.name: getattr(channel, rpc.kind)(f"/{SERVICE}/{rpc.name}") for rpc in RPCS}
-        for rpc in RPCS:
-            if rpc.allowed_by and not getattr(settings, rpc.allowed_by):
-                setattr(self, rpc.name, _refusal(rpc).__get__(self))
-        await self._wait_until_ready()
+        self._host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self.fleet = fleet
+        self.triton = TritonChannel(f"{self._host}:{settings.triton_grpc_port}")
+        self._load = TritonLoad(f"{self._host}:{settings.triton_metrics_port}", timeout_s=settings.health_timeout_s)
+        for rpc, words in refusals(settings).items():
+            setattr(self, rpc, _refusal(words).__get__(self))
+        try:
+            await self._wait_until_ready()
+        except TimeoutError:
+            await self.triton.close()
+            raise
+        name = name or serve.get_replica_context().replica_tag
+        self.membership = Membership(fleet, name, self.triton, timeout_s=settings.health_timeout_s)
+        await self.membership.start()
 
     async def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._settings.startup_timeout_s
         state, told = "", 0.0
+        # Of a Triton that gets its models from clients, ServerReady is false for good after one that does not load.
+        rpc = "ServerLive" if self._settings.allow_model_control else "ServerReady"
         while True:
             try:
-                # ServerReadyResponse is `bool ready = 1`: two bytes when true, none when false.
-                ready = await self.stubs["ServerReady"](b"", timeout=self._settings.health_timeout_s)
+                ready = await self.triton.unary(rpc, b"", timeout=self._settings.health_timeout_s)
                 state = "Triton is loading its models, or one of them failed to load"
             except grpc.aio.AioRpcError as error:
                 ready = b""
                 state = f"Triton does not answer ({error.code().name})"
-            if ready == b"\x08\x01":
-                logger.info("Triton at %s is ready", self._settings.triton_address)
+            if ready == TRUE:
+                logger.info("Triton at %s is ready", self.triton.address)
                 return
             now = time.monotonic()
             if now > deadline:
                 raise TimeoutError(
-                    f"Triton at {self._settings.triton_address} was not ready within "
+                    f"Triton at {self.triton.address} was not ready within "
                     f"{self._settings.startup_timeout_s:g} s: {state}; see Triton's log, or raise startup_timeout_s"
                 )
             if now - told > 10:
-                address = self._settings.triton_address
-                logger.info("Waiting for ServerReady of %s, %.0f s left: %s", address, deadline - now, state)
+                address = self.triton.address
+                logger.info("Waiting for %s of %s, %.0f s left: %s", rpc, address, deadline - now, state)
                 told = now
             await asyncio.sleep(0.2)
 
+    def __serve_build_asgi_app__(self) -> HttpForwarder:
+        """Return what answers on Serve's HTTP port; the hook of `serve.ingress`, which ends it too."""
+        return HttpForwarder(
+            f"{self._host}:{self._settings.triton_http_port}",
+            refusals=http_refusals(self._settings),
+            hidden_extensions=[name for name, setting in EXTENSIONS.items() if not getattr(self._settings, setting)],
+        )
+
     async def check_health(self) -> None:
         """Fail when Triton is dead or hung. A live Triton with a failed model still serves the others."""
-        await self.stubs["ServerLive"](b"", timeout=self._settings.health_timeout_s)
+        await self.triton.unary("ServerLive", b"", timeout=self._settings.health_timeout_s)
+        if self.membership.is_behind:
+            raise RuntimeError("Triton was started again, and lacks what clients have loaded and set")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return Triton's load, for `autoscaling.policy`."""
+        return {LOAD: await self._load.read()}
+
+    async def __del__(self) -> None:
+        """End with the last request: Serve has taken this replica off HAProxy's list, and awaits this."""
+        if not hasattr(self, "membership"):
+            return
+        # First all own connections to Triton, and those of the fleet, which are none to wait for.
+        await self.membership.end()
+        await self.triton.close()
+        await self.membership.leave()
+        deadline = time.monotonic() + self._settings.drain_timeout_s
+        ports = (self._settings.triton_grpc_port, self._settings.triton_http_port)
+        while (left := connections_to(self._host, ports)) and time.monotonic() < deadline:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.2)
+        if left:
+            logger.warning("%d connections to Triton are left after %g s", left, self._settings.drain_timeout_s)
+        triton = TritonChannel(self.triton.address)
+        try:
+            statistics = await triton.unary("ModelStatistics", b"", timeout=self._settings.health_timeout_s)
+            await self.membership.count_last(statistics)
+        except grpc.aio.AioRpcError:
+            logger.warning("Triton has ended before its last statistics were known")
+        finally:
+            await triton.close()
 
     def hide_refused_extensions(self, response: bytes) -> bytes:
         """Return a ServerMetadataResponse without the extensions whose RPCs are refused."""
         return b"".join(
-            field
-            for number, value, field in _length_delimited_fields(response)
-            if not (number == 3 and not getattr(self._settings, EXTENSIONS.get(value.decode(), ""), True))
+            field.raw
+            for field in fields(response)
+            if not (field.number == 3 and not getattr(self._settings, EXTENSIONS.get(field.payload.decode(), ""), True))
         )
 
 
-for _rpc in RPCS:
-    setattr(Forwarder, _rpc.name, _unary(_rpc) if _rpc.kind == "unary_unary" else _stream(_rpc))
-
-
-def _length_delimited_fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield (field number, value, whole field) of a protobuf message that has only strings and messages in it.
-
-    Wire format: https://protobuf.dev/programming-guides/encoding
-    """
-
-    def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = message[at]
-            value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                return value, at
-
-    position = 0
-    while position < len(message):
-        tag, at = varint(position)
-        length, at = varint(at)
-        yield tag >> 3, message[at : at + length], message[position : at + length]
-        position = at + length
+for _rpc in (rpc for rpcs in SERVICES.values() for rpc in rpcs):
+    _method = _for_the_fleet if _rpc.scope == "fleet" else _unary if _rpc.kind == "unary_unary" else _stream
+    setattr(Forwarder, _rpc.name, _method(_rpc))
 
 
 def add_servicer_to_server(servicer: Any, server: grpc.aio.Server) -> None:
-    """Register the service on Serve's gRPC server, without (de)serializers, so that messages arrive as bytes."""
-    handlers = {rpc.name: getattr(grpc, f"{rpc.kind}_rpc_method_handler")(getattr(servicer, rpc.name)) for rpc in RPCS}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-
-
-def build_app(args: dict[str, Any]) -> serve.Application:
-    """Build the Serve application; `args` are those of the Serve configuration, see `Settings`."""
-    deployment = serve.deployment(
-        # Whatever the cluster, one replica belongs to one Triton.
-        ray_actor_options={"num_cpus": 0, "resources": {"triton": 1}},
-        # Triton has the queue; Serve's default of 5 would hold back its dynamic batcher.
-        max_ongoing_requests=1000,
-        health_check_period_s=5,
-        # Two log lines for a call cost half of what carrying it does.
-        logging_config={"enable_access_log": False},
-    )(Forwarder)
-    return deployment.bind(Settings.from_args(args))
+    """Register the services on Serve's gRPC server, without (de)serializers, so that messages arrive as bytes."""
+    for service, rpcs in SERVICES.items():
+        handlers = {
+            rpc.name: getattr(grpc, f"{rpc.kind}_rpc_method_handler")(getattr(servicer, rpc.name)) for rpc in rpcs
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

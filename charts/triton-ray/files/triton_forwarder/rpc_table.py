@@ -12,31 +12,32 @@ class Rpc(NamedTuple):
     """One RPC of the service."""
 
     name: str
-    kind: Literal["unary_unary", "stream_stream"]
-    policy: Literal["forward", "refuse"]
+    kind: Literal["unary_unary", "unary_stream", "stream_stream"]
+    scope: Literal["replica", "fleet"]
+    """Whether the Triton beside one replica can answer, or all must be asked."""
     allowed_by: str | None = None
-    """The forwarder setting that turns `refuse` into `forward`."""
+    """The forwarder setting without which it is refused; None: always answered."""
 
 
 RPCS = (
-    Rpc("ServerLive", "unary_unary", "forward"),
-    Rpc("ServerReady", "unary_unary", "forward"),
-    Rpc("ModelReady", "unary_unary", "forward"),
-    Rpc("ServerMetadata", "unary_unary", "forward"),
-    Rpc("ModelMetadata", "unary_unary", "forward"),
-    Rpc("ModelInfer", "unary_unary", "forward"),
-    Rpc("ModelStreamInfer", "stream_stream", "forward"),
-    Rpc("ModelConfig", "unary_unary", "forward"),
-    Rpc("ModelStatistics", "unary_unary", "forward"),
-    Rpc("RepositoryIndex", "unary_unary", "forward"),
-    Rpc("RepositoryModelLoad", "unary_unary", "refuse", "allow_model_control"),
-    Rpc("RepositoryModelUnload", "unary_unary", "refuse", "allow_model_control"),
-    Rpc("SystemSharedMemoryStatus", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("SystemSharedMemoryRegister", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("SystemSharedMemoryUnregister", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("CudaSharedMemoryStatus", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("CudaSharedMemoryRegister", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("CudaSharedMemoryUnregister", "unary_unary", "refuse", "allow_shared_memory"),
-    Rpc("TraceSetting", "unary_unary", "refuse", "allow_trace_and_log_settings"),
-    Rpc("LogSettings", "unary_unary", "refuse", "allow_trace_and_log_settings"),
+    Rpc("ServerLive", "unary_unary", "replica"),
+    Rpc("ServerReady", "unary_unary", "replica"),
+    Rpc("ModelReady", "unary_unary", "fleet"),
+    Rpc("ServerMetadata", "unary_unary", "replica"),
+    Rpc("ModelMetadata", "unary_unary", "replica"),
+    Rpc("ModelInfer", "unary_unary", "replica"),
+    Rpc("ModelStreamInfer", "stream_stream", "replica"),
+    Rpc("ModelConfig", "unary_unary", "replica"),
+    Rpc("ModelStatistics", "unary_unary", "fleet"),
+    Rpc("RepositoryIndex", "unary_unary", "fleet"),
+    Rpc("RepositoryModelLoad", "unary_unary", "fleet", "allow_model_control"),
+    Rpc("RepositoryModelUnload", "unary_unary", "fleet", "allow_model_control"),
+    Rpc("SystemSharedMemoryStatus", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("SystemSharedMemoryRegister", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("SystemSharedMemoryUnregister", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("CudaSharedMemoryStatus", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("CudaSharedMemoryRegister", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("CudaSharedMemoryUnregister", "unary_unary", "replica", "allow_shared_memory"),
+    Rpc("TraceSetting", "unary_unary", "fleet", "allow_trace_and_log_settings"),
+    Rpc("LogSettings", "unary_unary", "fleet", "allow_trace_and_log_settings"),
 )
