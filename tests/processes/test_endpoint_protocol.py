@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ LONG_S = 600
 OF_THE_INSIDE = ("Traceback", "ray/serve", "127.0.0.1", "site-packages")
 
 
-@pytest.fixture(scope="module", params=["replica", "python"])
+@pytest.fixture(scope="module", params=["direct", "replica", "python"])
 def endpoint(request: pytest.FixtureRequest, protocol_models: Path) -> Iterator[RunningEndpoint]:
     """One endpoint for each ingress."""
     with running_endpoint(protocol_models, ingress=request.param) as running:
@@ -266,7 +267,7 @@ def test_an_error_inside_a_stream_does_not_end_it(client: InferenceServerClient,
 @pytest.fixture
 def patient(endpoint: RunningEndpoint) -> "Patient":
     """The model that waits until its caller has gone."""
-    return Patient(endpoint.folder / "triton.log")
+    return Patient(endpoint.log_of_triton(endpoint.triton_address))
 
 
 class Patient:
@@ -359,3 +360,79 @@ def test_many_clients_at_once_get_their_own_answers(endpoint: RunningEndpoint) -
     for thread in threads:
         thread.join(SOON_S)
     assert answers == dict.fromkeys(range(32), True)
+
+
+def metric(endpoint: RunningEndpoint, name: str, **labels: str) -> float:
+    """Return one sample of what HAProxy has counted; 0 where there is none yet."""
+    url = endpoint.wait_for_line("metrics:").split()[-1]
+    with urllib.request.urlopen(url, timeout=SOON_S) as response:  # noqa: S310  an address of our own
+        lines = response.read().decode().splitlines()
+    wanted = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    found = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{name}{{{wanted}}} ")]
+    return float(found[0]) if found else 0.0
+
+
+def test_each_rpc_is_counted_and_timed(endpoint: RunningEndpoint, client: InferenceServerClient) -> None:
+    """On the straight path no Python sees a request, and operators need to."""
+    if endpoint.ingress == "python":
+        return  # Serve's own metrics have all of them; there is no HAProxy.
+    counted = "triton_ingress_requests_total"
+    histogram = "triton_ingress_first_byte_seconds"
+    before = {
+        name: metric(endpoint, name, **labels)
+        for name, labels in (
+            (counted, {"rpc": "ModelInfer"}),
+            (f"{histogram}_count", {"rpc": "ModelInfer"}),
+            ("triton_ingress_received_bytes_total", {"rpc": "ModelInfer"}),
+        )
+    }
+    refused = metric(endpoint, "triton_ingress_failures_total", rpc="ModelInfer", status="NOT_FOUND")
+    for _ in range(3):
+        infer(client, "identity_fp32", np.zeros(1000, np.float32), "FP32")
+    with pytest.raises(InferenceServerException):
+        infer(client, "unknown", number(1), "FP32")
+    assert metric(endpoint, counted, rpc="ModelInfer") == before[counted] + 4
+    assert metric(endpoint, f"{histogram}_count", rpc="ModelInfer") == before[f"{histogram}_count"] + 4
+    assert metric(endpoint, f"{histogram}_bucket", rpc="ModelInfer", le="60.0") >= 4
+    received = metric(endpoint, "triton_ingress_received_bytes_total", rpc="ModelInfer")
+    assert received >= before["triton_ingress_received_bytes_total"] + 3 * 4000
+    # The forwarder's server writes a status behind the answer, where HAProxy does not look; Ray counts it there.
+    seen = 1 if endpoint.ingress == "direct" else 0
+    assert metric(endpoint, "triton_ingress_failures_total", rpc="ModelInfer", status="NOT_FOUND") == refused + seen
+    assert metric(endpoint, "triton_ingress_in_flight", rpc="ModelInfer") == 0
+
+
+def test_large_tensors_on_shared_connections_do_not_block_each_other(endpoint: RunningEndpoint) -> None:
+    """HAProxy 2.8 stops for good when uploads and answers of several requests share its connections to a server."""
+    values = np.random.default_rng(0).random(3_000_000, np.float32)
+    answers: list[bool] = []
+
+    def calls(client: InferenceServerClient) -> None:
+        answers.extend(np.array_equal(infer(client, "identity_fp32", values, "FP32"), values) for _ in range(3))
+
+    # Connections of their own, which those of the other tests are not.
+    own = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+    own += [("grpc.max_receive_message_length", -1)]
+    clients = [InferenceServerClient(endpoint.address, channel_args=own) for _ in range(2)]
+    threads = [threading.Thread(target=calls, args=(clients[index % 2],)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON_S)
+    for client in clients:
+        client.close()
+    assert answers == [True] * 24
+
+
+def test_large_tensors_go_both_ways_on_one_stream(client: InferenceServerClient) -> None:
+    """All requests are sent before the first answer is read; their answers must not stand in the way."""
+    values = np.random.default_rng(0).random(1_000_000, np.float32)
+    results: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: results.put((result, error)))
+    for _ in range(12):
+        client.async_stream_infer("identity_fp32", [tensor(values, "FP32")])
+    for _ in range(12):
+        result, error = results.get(timeout=SOON_S)
+        assert error is None
+        assert np.array_equal(result.as_numpy("OUTPUT"), values)
+    client.stop_stream()

