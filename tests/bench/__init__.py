@@ -1,0 +1,1 @@
+"""scripts/bench and scripts/target-ongoing-requests."""
