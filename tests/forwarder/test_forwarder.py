@@ -18,7 +18,8 @@ from tests.support.fleet_handle import FleetHandle
 from tests.support.stand_in_triton import stand_in_triton
 from triton_forwarder.channel import TritonChannel
 from triton_forwarder.fleet import Answer, Fleet, Told
-from triton_forwarder.forwarder import EXTENSIONS, PINNED, Forwarder, RpcError
+from triton_forwarder.forwarder import EXTENSIONS, Forwarder, RpcError
+from triton_forwarder.http import PINNED
 from triton_forwarder.rpc_table import RPCS
 from triton_forwarder.settings import Settings
 from triton_ingress import sequences

@@ -29,7 +29,7 @@ import cpu_triton
 from tests.support.local_endpoint import RunningTriton, running_triton
 from tests.support.models import write_model, write_protocol_models
 from triton_forwarder.forwarder import EXTENSIONS
-from triton_forwarder.http import PATHS, HttpForwarder
+from triton_forwarder.http import PATHS, PINNED, HttpForwarder
 from triton_forwarder.rpc_table import RPCS
 
 REFUSALS = {rpc.name: f"{rpc.name} is refused here" for rpc in RPCS if rpc.allowed_by}
@@ -773,3 +773,31 @@ def test_a_websocket_is_refused(forwarder: str) -> None:
     key = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     request = Request("/v2", headers=key | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
     assert ask(forwarder, request).status == 403
+
+
+def sequence_body(sequence_id: Any, *, size: int = 1) -> bytes:
+    """Return a request of a sequence, in Triton's JSON."""
+    tensor = {"name": "INPUT", "datatype": "FP32", "shape": [size], "data": [1.0] * size}
+    return json.dumps({"id": "x", "parameters": {"sequence_id": sequence_id}, "inputs": [tensor]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sequence_id", "headers", "status"),
+    [
+        (2, 7, {}, 400),
+        (2, "seven", {}, 400),
+        (2, 0, {}, 200),
+        (2, "", {}, 200),
+        (2, 7, {PINNED: "1"}, 200),
+        (1, 7, {}, 200),
+    ],
+)
+def test_a_sequence_that_nobody_keeps_together_is_refused(
+    triton: RunningTriton, replicas: int, sequence_id: Any, headers: dict[str, str], status: int
+) -> None:
+    """Its requests would reach Tritons that know nothing of the others, and be answered all the same."""
+    with forwarding(triton.http_address, replicas=lambda: replicas) as address:
+        for body in (sequence_body(sequence_id), _pieces(sequence_body(sequence_id, size=20_000), 7000)):
+            answer = ask(address, post("/v2/models/identity_fp32/infer", body, headers))
+            assert answer.status == status, answer
+            assert (b"use a stream of gRPC" in answer.body) == (status == 400)

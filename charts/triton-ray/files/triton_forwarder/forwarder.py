@@ -22,7 +22,7 @@ from triton_forwarder.channel import SERVICES, TRUE, UNREACHABLE, TritonChannel,
 from triton_forwarder.connections import connections_to
 from triton_forwarder.fleet import ANSWER_S, CONTROL_S, Answer, Fleet
 from triton_forwarder.fleet_messages import fields, sequence_id
-from triton_forwarder.http import HttpForwarder
+from triton_forwarder.http import PINNED, HttpForwarder
 from triton_forwarder.membership import Membership
 from triton_forwarder.rpc_table import RPCS, Rpc
 from triton_forwarder.settings import Settings
@@ -37,10 +37,6 @@ EXTENSIONS = {
     "trace": "allow_trace_and_log_settings",
     "logging": "allow_trace_and_log_settings",
 }
-
-# What HAProxy adds to requests that it sends to the same replica as all others of their sequence. Only HAProxy knows:
-# it cannot read compressed requests, and those that come through Serve's proxies go to any replica.
-PINNED = "triton-ingress-sequence"
 
 # Metadata of one connection that must not go over to the next; content-type, te and user-agent gRPC itself replaces.
 HOP_METADATA = (":", "grpc-", PINNED)
@@ -255,6 +251,7 @@ class Forwarder:
             f"{self._host}:{self._settings.triton_http_port}",
             refusals=http_refusals(self._settings),
             hidden_extensions=[name for name, setting in EXTENSIONS.items() if not getattr(self._settings, setting)],
+            replicas=lambda: self.membership.replicas,
         )
 
     async def check_health(self) -> None:

@@ -53,6 +53,16 @@ _HOP_HEADERS = frozenset(
     b"transfer-encoding upgrade".split()
 )
 
+# What HAProxy adds to requests, of gRPC too, that it sends to the same replica as all others of their sequence. Only
+# HAProxy knows: it cannot read compressed requests, and those that come through Serve's proxies go to any replica.
+PINNED = "triton-ingress-sequence"
+SPLIT = (
+    "this request is one of a sequence, and nothing sees to it that all of them reach the same of {replicas} replicas: "
+    "use a stream of gRPC, or an endpoint whose ingress is direct or replica"
+)
+_SEQUENCE = re.compile(rb'"sequence_id"\s*:\s*("[^"]|-?[1-9])')
+_HEAD = 16384
+
 _Headers = list[tuple[bytes, bytes]]
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -69,15 +79,27 @@ class _Client:
     def __init__(self, scope: _Message, receive: _Receive) -> None:
         self.has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self._receive = receive
+        self._peeked: list[_Message] = []
         self._body_is_read = asyncio.Event()
         if not self.has_body:
             self._body_is_read.set()
+
+    async def peek(self, size: int) -> bytes:
+        """Return the beginning of the body, at least so much of it unless it ends; `body` yields it again."""
+        beginning = b""
+        while self.has_body and len(beginning) < size:
+            message = await self._receive()
+            self._peeked.append(message)
+            beginning += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        return beginning
 
     async def body(self) -> AsyncIterator[bytes]:
         """Yield the body."""
         more = True
         while more:
-            message = await self._receive()
+            message = self._peeked.pop(0) if self._peeked else await self._receive()
             if message["type"] == "http.disconnect":
                 self._body_is_read.set()
                 # Until `watch` ends it all: Triton would take an end for that of the body.
@@ -98,7 +120,12 @@ class HttpForwarder:
     """One replica's ASGI application."""
 
     def __init__(
-        self, triton: str, *, refusals: Mapping[str, str] | None = None, hidden_extensions: Collection[str] = ()
+        self,
+        triton: str,
+        *,
+        refusals: Mapping[str, str] | None = None,
+        hidden_extensions: Collection[str] = (),
+        replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         """Take the running event loop for its own; no connection is opened yet.
 
@@ -106,10 +133,12 @@ class HttpForwarder:
             triton: host:port of Triton's HTTP.
             refusals: what a client is told, for each RPC that is refused.
             hidden_extensions: those that the server's metadata shall not name.
+            replicas: how many there are; with several, a sequence that HAProxy has not given one is refused.
         """
         self._triton = triton
         self._refusals = refusals or {}
         self._hidden_extensions = frozenset(hidden_extensions)
+        self._replicas = replicas
         self._session = aiohttp.ClientSession(
             # Triton has the queue, and its clients have their own patience.
             connector=aiohttp.TCPConnector(limit=0),
@@ -149,6 +178,11 @@ class HttpForwarder:
 
     async def _pass_on(self, rpc: str, scope: _Message, receive: _Receive, send: _Send) -> None:
         client = _Client(scope, receive)
+        if rpc == "ModelInfer" and self._replicas() > 1 and PINNED.encode() not in dict(scope["headers"]):
+            # The parameters stand at the head of the JSON, before the tensors.
+            if _SEQUENCE.search(await client.peek(_HEAD)):
+                await _answer(send, 400, SPLIT.format(replicas=self._replicas()))
+                return
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(client.watch())
