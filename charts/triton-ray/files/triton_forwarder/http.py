@@ -178,11 +178,11 @@ class HttpForwarder:
 
     async def _pass_on(self, rpc: str, scope: _Message, receive: _Receive, send: _Send) -> None:
         client = _Client(scope, receive)
-        if rpc == "ModelInfer" and self._replicas() > 1 and PINNED.encode() not in dict(scope["headers"]):
-            # The parameters stand at the head of the JSON, before the tensors.
-            if _SEQUENCE.search(await client.peek(_HEAD)):
-                await _answer(send, 400, SPLIT.format(replicas=self._replicas()))
-                return
+        unpinned = rpc == "ModelInfer" and self._replicas() > 1 and PINNED.encode() not in dict(scope["headers"])
+        # The parameters stand at the head of the JSON, before the tensors.
+        if unpinned and _SEQUENCE.search(await client.peek(_HEAD)):
+            await _answer(send, 400, SPLIT.format(replicas=self._replicas()))
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(client.watch())
