@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import grpc
@@ -82,6 +82,8 @@ class Ingress:
     environment: Mapping[str, str]
     seen: list[Seen] = field(default_factory=list)
     """What has reached the servers, health checks left out."""
+    released: Event = field(default_factory=Event)
+    """Until it is set, unary requests of gRPC with the body `wait` are not answered."""
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -186,14 +188,15 @@ def running_ingress(folder: Path, *, pods: int = 1, **settings: Any) -> Iterator
     ingress = Ingress(ports, folder, shape_of(ports, hosts), ingress_environment(given))
     with ExitStack() as stack:
         for host in hosts:
-            stack.enter_context(_grpc_server(f"triton {host}", host, ports.triton_grpc, ingress.seen))
-            stack.enter_context(_grpc_server(f"replica {host}", host, ports.replica_grpc, ingress.seen))
+            stack.enter_context(_grpc_server(f"triton {host}", host, ports.triton_grpc, ingress))
+            stack.enter_context(_grpc_server(f"replica {host}", host, ports.replica_grpc, ingress))
             stack.enter_context(_http_server(f"triton {host}", host, ports.triton_http, ingress.seen))
             stack.enter_context(_http_server(f"replica {host}", host, ports.replica_http, ingress.seen))
         try:
             ingress.start()
             yield ingress
         finally:
+            ingress.released.set()
             if ingress.process:
                 processes.stop(ingress.process, within_s=10)
 
@@ -201,8 +204,8 @@ def running_ingress(folder: Path, *, pods: int = 1, **settings: Any) -> Iterator
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers each request, and each message of a stream, with the server's name."""
 
-    def __init__(self, name: str, seen: list[Seen]) -> None:
-        self._name, self._seen = name, seen
+    def __init__(self, name: str, ingress: Ingress) -> None:
+        self._name, self._seen, self._released = name, ingress.seen, ingress.released
 
     def service(self, details: Any) -> Any:
         path = details.method
@@ -212,6 +215,8 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
             if path == _HEALTHZ:
                 return _HEALTHY
             self._seen.append(Seen(self._name, path, headers, request))
+            if request == b"wait":
+                self._released.wait(60)
             return self._name.encode()
 
         def stream(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
@@ -225,9 +230,9 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @contextmanager
-def _grpc_server(name: str, host: str, port: int, seen: list[Seen]) -> Iterator[None]:
+def _grpc_server(name: str, host: str, port: int, ingress: Ingress) -> Iterator[None]:
     server = grpc.server(futures.ThreadPoolExecutor(20), options=[("grpc.max_receive_message_length", -1)])
-    server.add_generic_rpc_handlers((_Handler(name, seen),))
+    server.add_generic_rpc_handlers((_Handler(name, ingress),))
     server.add_insecure_port(f"{host}:{port}")
     server.start()
     try:

@@ -6,11 +6,14 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.ingress.certificates import Signer
 from tests.ingress.rendered import Application, Shape, render, replicas
 from tests.ingress.running import (
     INFER,
@@ -32,7 +35,7 @@ RESTRICTIONS: list[dict[str, Any]] = [
     {"connections_per_client": 1},
     {"token_file": "TOKENS"},
     {"tls_certificate": "ANY"},
-    {"jwt_public_key": "ANY", "jwt_algorithm": "RS256"},
+    {"jwt_public_key": "KEY", "jwt_algorithm": "RS256"},
 ]
 
 
@@ -110,11 +113,62 @@ def test_without_a_replica_callers_are_told_to_try_again(tmp_path: Path) -> None
         assert (response.status, json.loads(response.body)) == (503, {"error": unreachable})
 
 
+@pytest.mark.parametrize("pods", [1, 2])
+def test_requests_above_what_the_tritons_may_have_are_refused_at_once(pods: int, tmp_path: Path) -> None:
+    """In a queue that only grows, each caller would wait for others until all have given up."""
+    words = "each Triton of this endpoint has 3 requests in flight, try again later"
+    with (
+        running_ingress(tmp_path, pods=pods, max_ongoing_requests=3) as ingress,
+        channel(ingress.grpc) as connection,
+    ):
+        waiting = [connection.unary_unary(INFER).future(b"wait", timeout=60) for _ in range(3 * pods)]
+        deadline = time.monotonic() + 30
+        while len(ingress.seen) < 3 * pods:
+            assert time.monotonic() < deadline, "not all that are allowed have arrived"
+            time.sleep(0.01)
+
+        assert call(connection, INFER) == (8, words)
+        assert call(connection, METADATA).startswith("replica "), "others are not held up"
+
+        ingress.released.set()
+        assert all(future.result().startswith(b"triton ") for future in waiting)
+        assert call(connection, INFER).startswith("triton ")
+
+
+def test_it_listens_where_it_is_told(certificate: Path, tmp_path: Path) -> None:
+    """Ray opens its statistics and metrics on all addresses."""
+    with running_ingress(tmp_path, bind_host="127.0.0.9", tls_certificate=str(certificate)) as ingress:
+        ports = {ingress.ports.grpc, ingress.ports.http, ingress.ports.metrics, ingress.ports.statistics}
+        pid = ingress.process.pid if ingress.process else 0
+        listening = {
+            (each.laddr.ip, each.laddr.port)
+            for each in psutil.Process(pid).net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        }
+    assert listening == {("127.0.0.9", port) for port in ports}
+
+
+@pytest.mark.parametrize("name", ["tls_certificate", "client_ca", "jwt_public_key"])
+def test_a_file_that_is_not_what_it_should_be_is_named_in_one_line(
+    name: str, certificate: Path, tmp_path: Path
+) -> None:
+    """The line is what Ray shows when its HAProxy does not start."""
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing\n")
+    needed = {"client_ca": {"tls_certificate": str(certificate)}, "jwt_public_key": {"jwt_algorithm": "RS256"}}
+    settings: dict[str, Any] = {name: str(broken), **needed.get(name, {})}
+
+    done, _ = check(tmp_path, render(Shape(), tmp_path).read_text(), **settings)
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert str(broken) in done.stderr
+
+
 def test_refusals_have_the_content_type_of_grpc(tmp_path: Path) -> None:
     """Clients such as gRPC's for Go take an answer without one for a broken proxy, and show UNKNOWN."""
     (tmp_path / "tokens").write_text("secret\n")
     with running_ingress(tmp_path, token_file=str(tmp_path / "tokens")) as ingress:
-        command = ["curl", "--silent", "--http2-prior-knowledge", "--include", "--data-binary", "x"]
+        command = ["curl", "--silent", "--noproxy", "*", "--http2-prior-knowledge", "--include"]
         done = subprocess.run([*command, f"http://{ingress.grpc}{INFER}"], capture_output=True, text=True, check=True)
 
     status, *headers = done.stdout.strip().splitlines()
@@ -163,7 +217,8 @@ def test_what_is_not_known_is_not_served_without_the_restrictions_asked_for(
 ) -> None:
     """An endpoint that is open because Ray was upgraded is worse than one that does not start."""
     (tmp_path / "tokens").write_text("secret\n")
-    files = {"ANY": str(certificate), "TOKENS": str(tmp_path / "tokens")}
+    key = Signer("RS256").write_public_key(tmp_path / "key.pem")
+    files = {"ANY": str(certificate), "TOKENS": str(tmp_path / "tokens"), "KEY": str(key)}
     text = change(render(Shape(), tmp_path).read_text())
 
     done, file = check(tmp_path, text, **{name: files.get(value, value) for name, value in settings.items()})

@@ -101,8 +101,9 @@ def environment(plan: Plan, *, folder: Path, chart_files: Path) -> dict[str, str
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports.replica_grpc + REPLICA_PORTS),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http + REPLICA_PORTS),
-        # No load balancer has to take the replica off its list first; the default keeps it for 30 s.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # How long a replica that is to end goes on answering: HAProxy takes it off its list within a second or two. The
+        # default of 30 s is for load balancers outside.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
         # User code on the replica's main loop: a third less time for a request that goes through it.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # What the head would make up by itself; the worker nodes need it too.

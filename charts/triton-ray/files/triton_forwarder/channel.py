@@ -49,6 +49,11 @@ class TritonChannel:
             for rpc in rpcs
         }
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the last attempt to connect has failed, and no other has succeeded since."""
+        return bool(self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
     def unary(self, rpc: str, request: bytes, *, timeout: float) -> Awaitable[bytes]:
         """Call a unary RPC; fails with grpc.aio.AioRpcError."""
         answer: Awaitable[bytes] = self.stubs[rpc](request, timeout=timeout)

@@ -82,6 +82,8 @@ class Told(NamedTuple):
     """How many there are."""
     memory: Memory | None = None
     """If it is newer than that of the replica."""
+    tritons: tuple[str, ...] = ()
+    """host:port of all Tritons, also that of the replica."""
 
 
 @dataclass
@@ -158,6 +160,7 @@ class Fleet:
             self._memory.changes,
             max(least, len(self._members)),
             self._memory if self._memory.changes > taken else None,
+            tuple(self._members),
         )
 
     async def leave(self, name: str, address: str) -> None:

@@ -7,6 +7,7 @@ itself are imported, for the same reason.
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
@@ -108,7 +109,7 @@ def _unary(rpc: Rpc) -> Callable[..., Any]:
         try:
             if rpc.name == "ModelInfer":
                 _refuse_split_sequence(request, grpc_context, replicas=self.membership.replicas)
-            call = self.triton.stubs[rpc.name](request, metadata=_client_metadata(grpc_context))
+            call = await self._answered(rpc, request, grpc_context)
             response: bytes = await call
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
             if rpc.name == "ServerMetadata":
@@ -130,7 +131,8 @@ def _stream(rpc: Rpc) -> Callable[..., Any]:
     ) -> AsyncIterator[_Message]:
         call = None
         try:
-            call = self.triton.stubs[rpc.name](requests, metadata=_client_metadata(grpc_context))
+            triton = self._tritons(rpc, grpc_context)[0]
+            call = triton.stubs[rpc.name](requests, metadata=_client_metadata(grpc_context))
             async for response in call:
                 yield _Message(response)
             grpc_context.set_trailing_metadata(list(await call.trailing_metadata() or ()))
@@ -244,6 +246,34 @@ class Forwarder:
                 logger.info("Waiting for %s of %s, %.0f s left: %s", rpc, address, deadline - now, state)
                 told = now
             await asyncio.sleep(0.2)
+
+    def _tritons(self, rpc: Rpc, context: RayServegRPCContext) -> list[TritonChannel]:
+        """Return the Tritons that may answer: this replica's, and while that is away those of the others.
+
+        A replica that refuses at once is the one that looks idle: without the others, it would draw all requests.
+        """
+        if rpc.allowed_by or any(key == PINNED for key, _ in context.invocation_metadata()):
+            return [self.triton]
+        others = list(self.membership.others.values())
+        random.shuffle(others)
+        if not self.triton.is_down:
+            return [self.triton, *others]
+        return [*others, self.triton]
+
+    async def _answered(self, rpc: Rpc, request: bytes, context: RayServegRPCContext) -> Any:
+        """Return the call of the first Triton that can be reached; what no Triton was sent can be sent to the next."""
+        metadata = _client_metadata(context)
+        tritons = self._tritons(rpc, context)
+        for triton in tritons:
+            call = triton.stubs[rpc.name](request, metadata=metadata)
+            try:
+                await call
+            except grpc.aio.AioRpcError as error:
+                if triton is tritons[-1] or not is_unreachable(error):
+                    raise
+            else:
+                return call
+        raise AssertionError("a loop over no Triton")
 
     def __serve_build_asgi_app__(self) -> HttpForwarder:
         """Return what answers on Serve's HTTP port; the hook of `serve.ingress`, which ends it too."""

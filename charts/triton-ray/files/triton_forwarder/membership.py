@@ -15,6 +15,8 @@ logger = logging.getLogger("ray.serve")
 
 # As long as a Triton that was started again has not got what it needs, it is looked at so often.
 URGENT_S = 0.2
+# What a call through the channel to another's Triton may still take when that leaves.
+CLOSE_S = 1.0
 
 
 class Membership:
@@ -23,6 +25,8 @@ class Membership:
     def __init__(self, fleet: DeploymentHandle[Fleet], name: str, triton: TritonChannel, *, timeout_s: float) -> None:
         self.replicas = 1
         """How many there are, as far as is known."""
+        self.others: dict[str, TritonChannel] = {}
+        """Channels to the Tritons of the other replicas; they connect with their first call."""
         self._fleet = fleet
         self._name = name
         self._triton = triton
@@ -47,6 +51,8 @@ class Membership:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self.others:
+            await self.others.popitem()[1].close()
 
     async def leave(self) -> None:
         """Tell that this replica ends."""
@@ -86,6 +92,12 @@ class Membership:
         if told.changes < self._memory.changes:
             told = await self._call(restarted=restarted, memory=self._memory)
         self.replicas = told.replicas
+        others = set(told.tritons) - {self._triton.address}
+        for address in others - self.others.keys():
+            self.others[address] = TritonChannel(address)
+        for address in self.others.keys() - others:
+            # A Triton that leaves waits until nobody is connected.
+            await self.others.pop(address).close(grace_s=CLOSE_S)
         self._memory = told.memory or self._memory
 
     async def _call(self, **more: Any) -> Told:

@@ -18,6 +18,7 @@ What it cannot do:
   them, but that of HAProxy 2.8 cannot read a body that comes in several pieces.)
 """
 
+import base64
 import hashlib
 import re
 from pathlib import Path
@@ -36,6 +37,10 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 # https://www.rfc-editor.org/rfc/rfc6750#section-2.1
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+# The object identifiers in keys, https://www.rfc-editor.org/rfc/rfc3279#section-2.3
+_RSA, _EC = ("RSA", bytes.fromhex("06092a864886f70d010101")), ("EC", bytes.fromhex("06072a8648ce3d0201"))
+_KEYS = {"RS": _RSA, "PS": _RSA, "ES": _EC}
 
 _NEEDS_TLS = Answer("needs-tls", 7, 403, "this port is for health checks only, the endpoint's HTTP is with TLS")
 _NO_TOKEN = Answer("no-token", 16, 401, "this endpoint needs a token, sent as authorization: Bearer TOKEN")
@@ -65,7 +70,7 @@ def rules(settings: Settings, protocol: Protocol, files: Files) -> list[str]:
         files: where to put what the lines name.
 
     Raises:
-        OSError, ValueError: the file with the tokens cannot be used.
+        OSError, ValueError: the file with the tokens, or with the key of JWTs, cannot be used.
     """
     if not settings.restricts:
         return []
@@ -135,6 +140,7 @@ def _tokens(settings: Settings, protocol: Protocol, files: Files) -> list[str]:
 def _jwt(settings: Settings, protocol: Protocol, files: Files) -> list[str]:
     if not settings.jwt_public_key:
         return []
+    _check_public_key(Path(settings.jwt_public_key), settings.jwt_algorithm)
 
     def claim(path: str, kind: str = "") -> str:
         return f"var(txn.jwt),jwt_payload_query('{path}'{kind})"
@@ -160,6 +166,14 @@ def _jwt(settings: Settings, protocol: Protocol, files: Files) -> list[str]:
         + " || ".join(f"!open {test}" for test in ("jwt_too_early", *(f"!{name}" for name in needed))),
         "http-request del-header authorization",
     ]
+
+
+def _check_public_key(file: Path, algorithm: str) -> None:
+    # HAProxy takes any file, and with a wrong one it would refuse everybody.
+    found = re.search(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", file.read_text())
+    kind, identifier = _KEYS[algorithm[:2]]
+    if not found or identifier not in base64.b64decode(found[1]):
+        raise ValueError(f"{file} has no {kind} key for {algorithm} in it, as PEM text from BEGIN PUBLIC KEY on")
 
 
 def _size(settings: Settings, protocol: Protocol, files: Files) -> list[str]:

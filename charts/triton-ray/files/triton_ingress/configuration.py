@@ -1,7 +1,7 @@
 """Ray Serve's HAProxy configuration, taken apart and put together with Triton's servers in it.
 
 Ray writes the configuration from a template of its own (ray/serve/_private/haproxy_templates.py). That template's
-output is what this package knows: a line that it does not know, in a section that it changes, is an
+output is what this package knows: a section that it does not know, or in one that routes requests a line, is an
 `UnknownConfigurationError`, never a guess.
 
 For the application NAME Ray has the backends grpc-NAME and http-NAME, with its ready replicas as servers. Both keep
