@@ -136,8 +136,8 @@ def _change_grpc_frontend(
         # A client may send metadata of that name to Triton.
         rules = [line for line in rules if "req.hdr(application)" not in line]
         routes = [line for line in routes if line != f"use_backend {default} if is_{default}"]
+        own += [f"acl infer path {INFER_RPCS}", _refuse_overload(backends[0], settings, files)]
         if settings.straight:
-            own += [f"acl infer path {INFER_RPCS}", _refuse_overload(backends[0], settings, files)]
             routes.append(f"use_backend {default}-forwarders unless infer")
         if backends[0].has_several:
             own += sequences.rules(Protocol.GRPC)
@@ -182,10 +182,11 @@ def _change_http_frontend(
     if alone and backends:
         name = backends[0].name
         before = []
-        if settings.straight or backends[0].has_several:
-            own.append(f"acl infer path_reg {INFER_PATHS}")
+        own += [
+            f"acl infer path_reg {INFER_PATHS}",
+            f"{_refuse_overload(backends[0], settings, files)} METH_POST",
+        ]
         if settings.straight:
-            own.append(f"{_refuse_overload(backends[0], settings, files)} METH_POST")
             before.append(f"use_backend {name}-forwarders if is_{name} !METH_POST || is_{name} !infer")
         if backends[0].has_several:
             own += sequences.rules(Protocol.HTTP)
