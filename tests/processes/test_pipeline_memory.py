@@ -97,7 +97,9 @@ def test_tiles_that_have_ended_leave_no_pixels_in_the_object_store(triton: Runni
         summary = ray.get(controller.summary.remote())
         assert summary.ended == len(paths)
         assert summary.states["failed"] == 0
-        held = memory_summary(stats_only=True)  # type: ignore[no-untyped-call]
+        # Other programs may have a Ray of their own on this machine.
+        address = ray.get_runtime_context().gcs_address
+        held = memory_summary(address, stats_only=True)  # type: ignore[no-untyped-call]
         ray.kill(controller)
     needed = re.search(r"([\d.]+)% needed", held)
     assert needed, held
