@@ -143,6 +143,12 @@ def _bench(plan: Plan, console: Console) -> None:
                 triton_version = server_version(endpoint.triton_address)
                 results[way] = bench.measure_way(way, endpoint)
             console.print(terminal_table(results, way))
+            # After each, so that one that fails takes none of the others along.
+            _write(plan, results, triton_version)
+    console.print(f"wrote benchmarks.md and benchmarks.svg in {plan.output}", soft_wrap=True)
+
+
+def _write(plan: Plan, results: dict[Way, dict[Case, list[Round]]], triton_version: str) -> None:
     run = Run(
         command=shlex.join(["scripts/bench", *sys.argv[1:]]),
         day=datetime.now(UTC).date(),
@@ -151,10 +157,9 @@ def _bench(plan: Plan, console: Console) -> None:
         seconds=plan.seconds,
         client_processes=CLIENT_PROCESSES,
     )
-    table, plot = plan.output / "benchmarks.md", plan.output / "benchmarks.svg"
+    plot = plan.output / "benchmarks.svg"
     write_plot(results, plot)
-    table.write_text(markdown(run, results, plot=plot.name))
-    console.print(f"wrote {table} and {plot}", soft_wrap=True)
+    (plan.output / "benchmarks.md").write_text(markdown(run, results, plot=plot.name))
 
 
 def _terminate(_signum: int, _frame: object) -> None:
