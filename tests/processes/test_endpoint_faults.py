@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.load import Load, steady_load
+from tests.support.load import steady_load
 from tests.support.local_endpoint import RunningEndpoint, running_endpoint
 
 CALLERS, STREAMS = 6, 2
@@ -93,7 +93,6 @@ def test_a_node_that_leaves_in_order_costs_no_request(endpoint: RunningEndpoint)
         node.send_signal(signal.SIGTERM)
         node.wait(SOON_S)
         # The whole of a minute: the replica that takes its place comes in it too.
-        load.wait_for_more(1)
         load.ended.wait(max(0.0, 60 - (time.monotonic() - started)))
         succeeded = load.succeeded
         assert statistics(endpoint.address) >= before
@@ -189,7 +188,6 @@ def test_beyond_the_limit_callers_are_refused_at_once(ingress: str, protocol_mod
         for call in calls:
             call.cancel()
         # What was refused is gone, and the next is served.
-        again: Load
         with steady_load(endpoint.address, unary=1, streams=0) as again:
             again.wait_for_more(10)
         assert not again.failures

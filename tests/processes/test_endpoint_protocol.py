@@ -375,7 +375,7 @@ def metric(endpoint: RunningEndpoint, name: str, **labels: str) -> float:
 def test_each_rpc_is_counted_and_timed(endpoint: RunningEndpoint, client: InferenceServerClient) -> None:
     """On the straight path no Python sees a request, and operators need to."""
     if endpoint.ingress == "python":
-        return  # Serve's own metrics have all of them; there is no HAProxy.
+        pytest.skip("there is no HAProxy; Serve's own metrics have all requests")
     counted = "triton_ingress_requests_total"
     histogram = "triton_ingress_first_byte_seconds"
     before = {
@@ -422,6 +422,21 @@ def test_large_tensors_on_shared_connections_do_not_block_each_other(endpoint: R
     for client in clients:
         client.close()
     assert answers == [True] * 24
+
+
+def test_a_client_that_pings_every_second_is_not_cut_off(endpoint: RunningEndpoint) -> None:
+    """A lone Triton ends such a connection after five seconds, and its silent streams with it."""
+    if endpoint.ingress == "python":
+        pytest.skip("Serve's Python proxy is a gRPC server with limits of its own")
+    pings = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
+    with InferenceServerClient(endpoint.address, channel_args=pings) as client:
+        stream = Stream(client)
+        stream.send("identity_fp32", number(1), "FP32", "before")
+        assert stream.receive(1) == [("before", 1.0)]
+        time.sleep(8)
+        stream.send("identity_fp32", number(2), "FP32", "after")
+        assert stream.receive(1) == [("after", 2.0)]
+        assert stream.ended_without_more()
 
 
 def test_large_tensors_go_both_ways_on_one_stream(client: InferenceServerClient) -> None:
