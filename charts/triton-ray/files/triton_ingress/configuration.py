@@ -182,7 +182,7 @@ def _change_http_frontend(
     if alone and backends:
         name = backends[0].name
         before = []
-        own += [
+        own = [
             f"acl infer path_reg {INFER_PATHS}",
             f"{_refuse_overload(backends[0], settings, files)} METH_POST",
         ]
